@@ -175,13 +175,13 @@ def measured(folder: Path, part: str) -> dict[str, Any]:
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     wrong: dict[str, str] = {}
     for id, row in rows.items():
-        verdict = decided[id]
+        known = decided[id]
         kind = ", ".join(filter(None, (row["kind"], row["detail"] if part == "noise" else "")))
-        kinds[kind].update(["pairs", "fired" if verdict["changed"] else "quiet"])
-        kinds[kind].update(["quiet with --noise lenient"] if verdict["lenient"] else [])
-        kinds[kind].update(["quiet with --noise count"] if verdict["equal"] else [])
-        if verdict["changed"] == (part == "noise"):
-            wrong[id] = f"{kind}: {verdict['noise'] or verdict['compared']}"
+        kinds[kind].update(["pairs", "fired" if known["changed"] else "quiet"])
+        kinds[kind].update(["quiet with --noise lenient"] if known["lenient"] else [])
+        kinds[kind].update(["quiet with --noise count"] if known["equal"] else [])
+        if known["changed"] == (part == "noise"):
+            wrong[id] = f"{kind}: {known['noise'] or known['compared']}"
     return {"all": sum(kinds.values(), Counter()), "kinds": kinds, "wrong": wrong}
 
 

@@ -58,13 +58,14 @@ MAX_CURSORS = 2
 """A cursor that moved leaves one bar and adds another."""
 
 
-def noise_of(before: np.ndarray, after: np.ndarray, lenient: bool = False) -> str | None:
+def noise_of(before: np.ndarray, after: np.ndarray, lenient: bool = False, lossless: bool = False) -> str | None:
     """Name the noise that explains all differences of two images; None if they are more than noise.
 
     Args:
         before: Uint8 ``(C, H, W)``.
         after: Image of the same shape.
         lenient: Whether differences that may as well be a change are noise, too.
+        lossless: Whether both images come from files that store all values, so that no encoding explains a difference.
     """
     differs = (before != after).any(0)
     if _is_rounding(before, after, differs):
@@ -80,7 +81,7 @@ def noise_of(before: np.ndarray, after: np.ndarray, lenient: bool = False) -> st
     spread = float(differing.sum()) / max(int(edges.sum()), 1)
     if spread < MIN_SPREAD or _one_sided(greys[1] - greys[0], differing) > MAX_ONE_SIDED:
         return None
-    if spread >= MIN_DIFFERING and _is_encoding(before, after, differs, differing):
+    if not lossless and spread >= MIN_DIFFERING and _is_encoding(before, after, differs, differing):
         return "another encoding"
     return "another font rasteriser" if _is_redrawn(greys, lenient) else None
 

@@ -68,6 +68,10 @@ class Verdict:
         return f"{comparison.pixels:,} pixels{where} changed."
 
 
+LOSSLESS = frozenset({"PNG", "BMP", "GIF", "PPM", "TIFF"})
+"""Formats that store all values of an image; a TIFF file with JPEG inside counts as one, and its noise as a change."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """Decides which pairs are changed.
@@ -115,7 +119,8 @@ class Gate:
         before, after = to_uint8(raws, name=pair.id)
         ignored = None if ignore is None else ignore(raws[0].size)
         after = after if ignored is None else np.where(ignored, before, after)
-        return noise_of(before, after, lenient=self.noise == "lenient")
+        lenient = self.noise == "lenient"
+        return noise_of(before, after, lenient, lossless=not lenient and {raw.format for raw in raws} <= LOSSLESS)
 
 
 def _is_screenshot(raw: RawImage) -> bool:
