@@ -120,6 +120,13 @@ def _m3diff() -> tuple[Comparison, ...]:
         mdp("MDP at the deepest stage over none", row="deepest", over="none"),
         mdp("MDP at four depths over the deepest stage", row="depths", over="deepest"),
         mdp("MDP at four depths over plain layers of equal size", row="depths", over="plain"),
+        Comparison(
+            "MDP at four depths over none of equal time",
+            "mdp_longer",
+            "rendered",
+            "depths, epochs 24",
+            "none, epochs 66",
+        ),
         mdp("plain layers of equal size over none", row="plain", over="none"),
         mdp("stateful encoder over none", row="stateful", over="none"),
     )
@@ -175,8 +182,8 @@ METHODS = (
     ),
     Method(
         "Img-Diff",
-        remark="Not measured as in the paper, which trains on produced pairs first and on the benchmark after that: "
-        "the studies mixed both, one training each. Figures: [notes](../lightning_idc/synthesis/README.md#measured).",
+        remark="Not measured as in the paper, which trains on produced pairs first and on the benchmark after that. The "
+        "study, `python -m benchmarks.studies.synthesis_training`, has no results yet.",
     ),
 )
 
