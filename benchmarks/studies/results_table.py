@@ -182,8 +182,8 @@ METHODS = (
     ),
     Method(
         "Img-Diff",
-        remark="Not measured as in the paper, which trains on produced pairs first and on the benchmark after that. The "
-        "study, `python -m benchmarks.studies.synthesis_training`, has no results yet.",
+        remark="Not measured as in the paper, which trains on produced pairs first and on the benchmark after that. "
+        "The study, `python -m benchmarks.studies.synthesis_training`, has no results yet.",
     ),
 )
 

@@ -6,9 +6,9 @@ Two renders of one page may differ although nobody changed the page. In this ord
 2. a text cursor: at most two upright bars of one colour, 1 or 2 pixels wide and 12 to 32 high, and nothing else;
 3. a scrolled view: the whole picture, or its part under fixed bars, is shifted by up to 3 pixels, and is equal
    otherwise (:mod:`~lightning_idc.rules.scrolling`);
-4. another encoding, such as JPEG, unless both files are lossless: most edges of the page differ a little, not by a shift of whole pixels, as often
-   lighter as darker, and no region differs by more than the noise that is estimated from the pair itself
-   (:mod:`~lightning_idc.rules.detection`);
+4. another encoding, such as JPEG, unless both files are lossless: most edges of the page differ a little, not by a
+   shift of whole pixels, as often lighter as darker, and no region differs by more than the noise that is estimated
+   from the pair itself (:mod:`~lightning_idc.rules.detection`);
 5. another font rasteriser: the glyphs of the whole page are drawn anew, each with the same ink at the same position
    (:mod:`~lightning_idc.rules.redrawing`).
 
