@@ -66,18 +66,18 @@ def main() -> None:
     plan: list[tuple[str, str, str, int, Capture]] = []
     for number, (noise, variants) in enumerate(NOISES.items()):
         for variant, (detail, fonts) in enumerate(variants.items()):
-            wanted = _share(_share(args.noise, number, len(NOISES)), variant, len(variants))
-            plan.append(("noise", noise, detail, wanted, partial(capture_noise, noise, fonts=fonts)))
+            count = _share(_share(args.noise, number, len(NOISES)), variant, len(variants))
+            plan.append(("noise", noise, detail, count, partial(capture_noise, noise, fonts=fonts)))
     plan.append(("changes", "change", "", 0 if args.release else args.changes, change_capture))
     subtle = [*SUBTLE, *(f"page: {name}" for name in WHOLE_PAGE)]
     for number, change in enumerate(subtle):
         plan.append(("subtle", change, "", _share(args.subtle, number, len(subtle)), partial(capture_subtle, change)))
     source = pages(args.root, RANGE * len(plan), args.seed)
-    for number, (part, kind, detail, wanted, capture) in enumerate(plan):
-        if wanted:
+    for number, (part, kind, detail, count, capture) in enumerate(plan):
+        if count:
             browser = Chromium()
-            indices = range(number * RANGE, number * RANGE + min(RANGE, MAX_TRIES * wanted))
-            capture_kind(work / part, kind, detail, source, indices, wanted, partial(capture, browser=browser))
+            indices = range(number * RANGE, number * RANGE + min(RANGE, MAX_TRIES * count))
+            capture_kind(work / part, kind, detail, source, indices, count, partial(capture, browser=browser))
             browser.close()
     if args.release:
         copy_release(args.release, work / "changes", args.changes)
@@ -99,7 +99,7 @@ def change_capture(record: Record, browser: Chromium) -> tuple[Tensor, Tensor] |
 
 
 def capture_kind(
-    folder: Path, kind: str, detail: str, source: HtmlFolder, indices: range, wanted: int, capture: Capture
+    folder: Path, kind: str, detail: str, source: HtmlFolder, indices: range, count: int, capture: Capture
 ) -> None:
     """Capture pairs of one kind until there are enough, and list them in ``pairs.jsonl``.
 
@@ -109,7 +109,7 @@ def capture_kind(
         detail: what the kind was done with.
         source: source of pages.
         indices: records of the source.
-        wanted: number of pairs.
+        count: number of pairs.
         capture: takes both captures of a page.
     """
     from playwright.sync_api import Error
@@ -119,7 +119,7 @@ def capture_kind(
     tried = {row["index"]: row["pair"] for row in _lines(table)}
     captured = sum(tried.get(index, False) for index in indices)
     for index in indices:
-        if captured >= wanted:
+        if captured >= count:
             return
         if index in tried:
             continue
@@ -138,14 +138,13 @@ def capture_kind(
             file.write(json.dumps(row) + "\n")
 
 
-def copy_release(release: Path, folder: Path, wanted: int) -> None:
+def copy_release(release: Path, folder: Path, count: int) -> None:
     """Copy pairs of a release, as many for each operator, unless they were."""
-    lines = (release / "pairs.jsonl").read_text().splitlines()
-    records = [record for record in map(json.loads, lines) if record.get("change")]
+    records = [record for record in _lines(release / "pairs.jsonl") if record.get("change")]
     rows = []
     for number, operator in enumerate(OPERATORS):
         pairs = [record for record in records if record["change"]["operator"] == operator]
-        share = _share(wanted, number, len(OPERATORS))
+        share = _share(count, number, len(OPERATORS))
         for record in pairs[:: max(1, len(pairs) // share if share else 1)][:share]:
             for side in ("before", "after"):
                 (folder / side).mkdir(parents=True, exist_ok=True)
@@ -175,13 +174,13 @@ def measured(folder: Path, part: str) -> dict[str, Any]:
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     wrong: dict[str, str] = {}
     for id, row in rows.items():
-        known = decided[id]
+        decision = decided[id]
         kind = ", ".join(filter(None, (row["kind"], row["detail"] if part == "noise" else "")))
-        kinds[kind].update(["pairs", "fired" if known["changed"] else "quiet"])
-        kinds[kind].update(["quiet with --noise lenient"] if known["lenient"] else [])
-        kinds[kind].update(["quiet with --noise count"] if known["equal"] else [])
-        if known["changed"] == (part == "noise"):
-            wrong[id] = f"{kind}: {known['noise'] or known['compared']}"
+        kinds[kind].update(["pairs", "fired" if decision["changed"] else "quiet"])
+        kinds[kind].update(["quiet with --noise lenient"] if decision["lenient"] else [])
+        kinds[kind].update(["quiet with --noise count"] if decision["equal"] else [])
+        if decision["changed"] == (part == "noise"):
+            wrong[id] = f"{kind}: {decision['noise'] or decision['compared']}"
     return {"all": sum(kinds.values(), Counter()), "kinds": kinds, "wrong": wrong}
 
 

@@ -14,12 +14,11 @@ import numpy as np
 from torch import Tensor
 
 from lightning_idc.images.display import to_pil
-from lightning_idc.synthesis import Chromium, HtmlFolder
+from lightning_idc.synthesis import ChangeHtml, Chromium, HtmlFolder
 from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.web.browser import FontSettings
 from lightning_idc.synthesis.web.open_page import OpenPage
 from lightning_idc.synthesis.web.operators import Element, Mutation
-from lightning_idc.utils.paths import inside
 
 JPEG_QUALITY = 90
 WIDTHS = (1280, 1280, 1440, 1024, 390)
@@ -76,11 +75,9 @@ def pages(root: str | None, count: int, seed: int) -> HtmlFolder:
 
 def opened(browser: Chromium, record: Record, fonts: FontSettings, scroll_by: int = 0) -> tuple[OpenPage, Any]:
     """A page of a record, and its page in Playwright."""
-    facts = record.facts
-    context = browser.window(facts["width"], facts["height"], facts["dark"], fonts)
-    document = facts["html"] if "html" in facts else inside(facts["root"], facts["file"], facts["file"])
-    page = OpenPage(context, document, facts["scroll"], scroll_by, missing_sheets=0.5)
-    return page, context.pages[0]
+    page = ChangeHtml(browser, missing_sheets=0.5).open_page(record, scroll_by, fonts)
+    window = browser.window(record.facts["width"], record.facts["height"], record.facts["dark"], fonts)
+    return page, window.pages[0]
 
 
 def capture_noise(

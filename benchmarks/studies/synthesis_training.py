@@ -25,7 +25,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,7 @@ class Run:
             begun.rename(folder)
         return folder
 
+    @cached_property
     def produced(self) -> tuple[FolderPairs, dict[str, Any]]:
         """Produced pairs with the captions of the embedded slots, and what is known of them."""
         target, count = self.folder / "produced", self.args.produced
@@ -235,13 +236,13 @@ class Run:
         """Pairs of the first training of a row."""
         if name == "real":
             return self.real()
-        pairs = self.produced()[0]
+        pairs = self.produced[0]
         views = {"shuffled": partial(ShuffledCaptions, seed=self.seed), "worded": BenchmarkWording}
         return Recaptioned(pairs, views[name]) if name in views else pairs
 
     def rows(self, names: list[str]) -> tuple[dict[str, Tested], dict[str, Any]]:
         """What every row says, and what is known of the produced pairs."""
-        about = self.produced()[1] if set(names) - {"real"} else {}
+        about = self.produced[1] if set(names) - {"real"} else {}
         results = {
             name: load_or_test(self.folder / f"{name}-{self.world}.json", partial(self.trained, name)) for name in names
         }

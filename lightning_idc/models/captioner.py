@@ -273,7 +273,7 @@ class PairCaptioner(PairModule):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        if isinstance(self.data, ProvidesCaptions):
+        if isinstance(self.data, ProvidesCaptions) and type(self.built_vocabulary) is Vocabulary:
             report_unknown_words(self.built_vocabulary, self.data.train_captions())
 
     def on_train_start(self) -> None:
@@ -456,6 +456,8 @@ class PairCaptioner(PairModule):
     def load_initial_weights(self) -> dict[str, Tensor] | None:
         arguments = {name: self.hparams[name] for name in ("max_length", "no_change_captions")}
         state = super().load_initial_weights()
+        if state is None:
+            return None
         if self.is_fitting and isinstance(self.data, ProvidesCaptions):
             # those of the checkpoint are of other captions
             self.store_hparams(max_length=None)

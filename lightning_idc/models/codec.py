@@ -79,11 +79,9 @@ def report_unknown_words(vocabulary: Vocabulary, captions: Sequence[str]) -> Non
     """Print how many words of the training captions a vocabulary of whole words lacks; they cannot be learned.
 
     Args:
-        vocabulary: vocabulary that was not built from these captions.
+        vocabulary: words; sub-words spell any word.
         captions: training captions.
     """
-    if type(vocabulary) is not Vocabulary:
-        return  # sub-words spell any word
     known = set(vocabulary.words)
     counts = Counter(word for caption in captions for word in words_of(caption))
     unknown = [word for word in counts if word not in known]
@@ -96,17 +94,17 @@ def report_unknown_words(vocabulary: Vocabulary, captions: Sequence[str]) -> Non
         )
 
 
-def grow_weights(state: Mapping[str, Tensor], own: Mapping[str, Tensor], words: int) -> dict[str, Tensor]:
+def grow_weights(state: Mapping[str, Tensor], initial: Mapping[str, Tensor], words: int) -> dict[str, Tensor]:
     """Weights of a captioner for one whose vocabulary has the same words and further ones after them.
 
     Args:
         state: weights with the smaller vocabulary.
-        own: weights with the larger one; the rows of the further words are taken from it.
+        initial: weights with the larger one; the rows of the further words are taken from it.
         words: size of the larger vocabulary.
     """
     grown = dict(state)
     for name, value in state.items():
-        new = own.get(name, value)
+        new = initial.get(name, value)
         axes = [axis for axis, sizes in enumerate(zip(value.shape, new.shape, strict=False)) if sizes[0] != sizes[1]]
         if value.dim() == new.dim() and len(axes) == 1 and value.shape[axes[0]] < new.shape[axes[0]] == words:
             grown[name] = new.clone()

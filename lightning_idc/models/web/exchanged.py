@@ -7,7 +7,7 @@ import numpy as np
 from lightning_idc.models.web.words import Words, around, clusters
 
 MIN_RANGE = 20
-"""Smallest distance in pixels between words whose moves grow with their place."""
+"""Smallest distance in pixels between words whose moves grow with their position."""
 FEW = 12
 """Number of words that are compared one by one."""
 TALL = 80
@@ -22,7 +22,7 @@ def compare_words(words: Words) -> dict[str, float]:
 def _moves(words: Words) -> dict[str, float]:
     """How many words moved, how far, and whether the distance grows along the line or down the page."""
     paired = ~words.is_gone
-    places, moves = words.before[paired], words.moves[paired]
+    positions, moves = words.before[paired], words.moves[paired]
     along, down = moves.T if len(moves) else np.zeros((2, 1))
     moving = np.flatnonzero(words.is_moved[paired])
     first, last = (moving[0], moving[-1]) if len(moving) else (0, 0)
@@ -44,16 +44,16 @@ def _moves(words: Words) -> dict[str, float]:
         "word_last_down": float(down[last]),
         "word_along_spread": float(along.std()),
         "word_down_spread": float(down.std()),
-        "word_along_slope": _slope(places[:, 0], along),
-        "word_down_slope": _slope(places[:, 1], down),
+        "word_along_slope": _slope(positions[:, 0], along),
+        "word_down_slope": _slope(positions[:, 1], down),
     }
 
 
-def _slope(places: np.ndarray, moves: np.ndarray) -> float:
+def _slope(positions: np.ndarray, moves: np.ndarray) -> float:
     """Pixels by which words move further for 100 pixels of distance."""
-    if len(places) < 3 or np.ptp(places) < MIN_RANGE:
+    if len(positions) < 3 or np.ptp(positions) < MIN_RANGE:
         return 0.0
-    return float(np.polyfit(places, moves, 1)[0]) * 100
+    return float(np.polyfit(positions, moves, 1)[0]) * 100
 
 
 def _exchanged(words: Words) -> dict[str, float]:

@@ -47,8 +47,8 @@ def _choices(details: Tensor, answers: Tensor) -> Tensor:
     """
     count, boxes = details.shape[:2]
     numbers = torch.eye(boxes, dtype=details.dtype, device=details.device).expand(count, -1, -1)
-    said = answers.to(details.dtype)[:, None].expand(-1, boxes, -1)
-    return torch.cat([details, numbers, said], -1)
+    repeated = answers.to(details.dtype)[:, None].expand(-1, boxes, -1)
+    return torch.cat([details, numbers, repeated], -1)
 
 
 @dataclass

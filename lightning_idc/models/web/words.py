@@ -197,8 +197,8 @@ def _votes(moves: np.ndarray, weights: np.ndarray) -> np.ndarray:
     counts = np.bincount(index, weights, len(keys))
     total = np.zeros(len(keys))
     for step in (right * base + down for right in (-1, 0, 1) for down in (-1, 0, 1)):
-        place = np.minimum(np.searchsorted(keys, keys + step), max(0, len(keys) - 1))
-        total += counts[place] * (keys[place] == keys + step)
+        near = np.minimum(np.searchsorted(keys, keys + step), max(0, len(keys) - 1))
+        total += counts[near] * (keys[near] == keys + step)
     votes: np.ndarray = total[index]
     return votes
 

@@ -90,7 +90,14 @@ class ChangeHtml(PipelineStage):
                 record.drop("a page that the browser cannot render", error.message)
         return records
 
-    def _open(self, record: Record, scroll_by: int = 0, fonts: FontSettings | None = None) -> OpenPage:
+    def open_page(self, record: Record, scroll_by: int = 0, fonts: FontSettings | None = None) -> OpenPage:
+        """Open the page of a record in a window of its size.
+
+        Args:
+            record: record of :class:`~lightning_idc.synthesis.web.html_folder.HtmlFolder`.
+            scroll_by: pixels by which it is scrolled further than the record says.
+            fonts: settings of the font rasteriser; None for those of this machine.
+        """
         facts = record.facts
         context = self.browser.window(facts["width"], facts["height"], facts["dark"], fonts)
         document = facts["html"] if "html" in facts else inside(facts["root"], facts["file"], facts["file"])
@@ -101,7 +108,7 @@ class ChangeHtml(PipelineStage):
         key = [record.facts.get(name) for name in ("html", "root", "file", "width", "height", "dark", "scroll")]
         if self._shown is None or self._shown[0] != key:
             self._leave()
-            self._shown = key, self._open(record)
+            self._shown = key, self.open_page(record)
         return self._shown[1]
 
     def _leave(self) -> None:
@@ -113,10 +120,10 @@ class ChangeHtml(PipelineStage):
         """Take two screenshots of one page, the second with the noise of the record."""
         noise = record.facts["noise"]
         self._leave()
-        page = self._open(record)
+        page = self.open_page(record)
         before, elements = page.screenshot(), page.elements()
         page.close()
-        page = self._open(
+        page = self.open_page(
             record, scroll_by=int(noise == "scroll"), fonts=FontSettings("auto") if noise == "hinting" else None
         )
         texts = [element for element in elements if element["has_text"]]
