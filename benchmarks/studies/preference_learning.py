@@ -5,16 +5,19 @@
     python -m benchmarks.studies.preference_learning --rows main sweep  # Figure 4: |N| 16 to 256, 1 / tau 0.25 to 4
     python -m benchmarks.studies.preference_learning --rows main losses  # with and without anchor, beta 0.1 and 0.5
     python -m benchmarks.studies.preference_learning --rows weighting  # how often which caption is a negative
+    python -m benchmarks.studies.preference_learning --weights efficientnet-lite0.pth \\
+        --pairs 2400 --test_pairs 500 --sft_epochs 24  # on a real encoder
     python -m benchmarks.studies.preference_learning --world half --seeds 3 --part parts/half-3.json  # and merge.py
 
 Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Worlds: ``vague``, every pair changed and
 60 % of the training captions vague; ``vague_sixth``, the same with a sixth of the pairs unchanged; ``careful``, a sixth
 unchanged and no vague caption; ``half``, half of the pairs unchanged as in CLEVR-Change, no vague caption. A
 PairTransformer is trained by likelihood; from its checkpoint it is trained by likelihood for two more epochs (SFT+,
-about the same compute), or by DPO or ADPO for one epoch, without a caption loss. Measured on held-out pairs with
-careful references: CIDEr-D, the forced choice between the truth and planted counterfactuals, and, where pairs are
-unchanged, how often a change is missed or invented. ``harness.py`` describes the baselines and intervals of every
-score.
+about the same compute), or by DPO or ADPO for one epoch, without a caption loss. With ``--weights`` the captioner is
+that of ``mdp.py`` with MDP, on a frozen EfficientNet-lite0 with ImageNet weights and images of 160 pixels
+(``preference_runs.py``). Measured on held-out pairs with careful references: CIDEr-D, the forced choice between the
+truth and planted counterfactuals, and, where pairs are unchanged, how often a change is missed or invented.
+``harness.py`` describes the baselines and intervals of every score.
 """
 
 from __future__ import annotations
@@ -22,149 +25,31 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import Callback
 
-from benchmarks.harness import quiet_trainer
 from benchmarks.studies.harness import (
     Study,
-    Tested,
     arguments,
     each_run,
-    load_or_test,
     print_summaries,
     save_results,
     selected_rows,
-    test_captions,
 )
-from lightning_idc.callbacks.forced_choice import ForcedChoice
-from lightning_idc.data.synthetic import SyntheticPairs
-from lightning_idc.data.synthetic.cells import SyntheticCells
-from lightning_idc.data.transforms.robustness import VagueCaptions
+from benchmarks.studies.preference_runs import WORLDS, EncoderRun, Run
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.negatives import Counterfactual, RandomCaption, SelfSampled
 from lightning_idc.methods.adpo.pool import NO_CHANGE_FRACTION
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
-from lightning_idc.models.pair_transformer.module import PairTransformer
-from lightning_idc.models.pretraining.cell_classification import ObjectNaming
-from lightning_idc.models.schedules import WarmupCosine
 
 CANDIDATES = (16, 64, 256)
 SHARPNESS = (0.25, 0.5, 2.0, 4.0)
 """|N| and 1 / tau of Figure 4 beside 128 and 1, which are those of the row ADPO."""
 LOSSES = ((0.0, 0.1), (3.0, 0.5), (0.0, 0.5))
 """``anchor`` and ``beta`` of the rows of ``losses``; those of the rows DPO and ADPO are 3 and 0.1."""
-FIGURES = ("forced_choice", "missed_change", "invented_change")
-WORLDS: dict[str, tuple[float, float]] = {
-    "vague": (0.0, 0.6),
-    "vague_sixth": (1 / 6, 0.6),
-    "careful": (1 / 6, 0.0),
-    "half": (0.5, 0.0),
-}
-"""Share of unchanged pairs, and of changed pairs with vague training captions."""
-
-
-def adamw(rate: float) -> Any:
-    return lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True)
-
-
-class Run:
-    """All training runs of one seed in one world.
-
-    Args:
-        args: command line.
-        folder: folder of checkpoints; an existing backbone is reused.
-        seed: seed of training.
-        world: name of :data:`WORLDS`.
-    """
-
-    def __init__(self, args: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
-        self.args, self.folder, self.seed, self.world = args, folder, seed, world
-        self.unchanged, self.vague = WORLDS[world]
-        self.sizes: dict[str, Any] = dict(
-            train_pairs=args.pairs,
-            val_pairs=8,
-            test_pairs=args.test_pairs,
-            cache_dir=args.cache,
-            progress=False,
-            no_change=self.unchanged,
-        )
-
-    def pairs(self) -> SyntheticPairs:
-        return SyntheticPairs(**self.sizes, corruption=VagueCaptions(self.vague) if self.vague else None)
-
-    def trainer(self, epochs: int, callbacks: list[Callback]) -> Trainer:
-        seed_everything(self.seed, workers=True, verbose=False)
-        return quiet_trainer(
-            max_epochs=epochs,
-            limit_val_batches=0,
-            gradient_clip_val=1.0,
-            callbacks=callbacks,
-            enable_checkpointing=True,
-            default_root_dir=self.folder,
-        )
-
-    def saver(self, name: str) -> ModelCheckpoint:
-        return ModelCheckpoint(self.folder, filename=name, enable_version_counter=False)
-
-    def supervised(self) -> str:
-        """Checkpoint of the SFT policy."""
-        policy, look = (self.folder / f"{name}.ckpt" for name in (f"sft-{self.world}", "look"))
-        if policy.is_file():
-            return str(policy)
-        if not look.is_file():
-            data = SyntheticCells(**{**self.sizes, "no_change": 0.0}, batch_size=64)
-            seed_everything(self.seed, workers=True, verbose=False)  # the namer is made before its trainer
-            namer = ObjectNaming(optimizer=adamw(1e-2))
-            self.trainer(self.args.look_epochs, [self.saver(look.stem)]).fit(namer, data)
-        captioner = PairTransformer(
-            backbone_weights=str(look),
-            freeze_backbone=True,
-            captions_per_pair=3,
-            dropout=0.0,
-            optimizer=adamw(1.5e-3),
-            schedule=WarmupCosine(0.1),
-        )
-        self.trainer(self.args.sft_epochs, [self.saver(policy.stem)]).fit(captioner, self.pairs())
-        return str(policy)
-
-    def row(self, name: str, make: Callable[[], Tested]) -> Tested:
-        """A row of this seed and world; one that is there is taken."""
-        return load_or_test(self.folder / f"{name.replace('/', ' of ')}-{self.world}.json", make)
-
-    def measured(self, captioner: PairTransformer) -> Tested:
-        said, scores = test_captions(self.trainer(1, [ForcedChoice()]), captioner, self.pairs())
-        return said, {name: scores[name] for name in FIGURES if name in scores}
-
-    def continued(self, sft: str, made: Callable[[], list[Callback]]) -> Tested:
-        """Captions and figures after more training from the SFT policy."""
-        callbacks = made()
-        adversarial = any(isinstance(callback, AdversarialRetriever) for callback in callbacks)
-        captioner = PairTransformer(
-            init_from=sft,
-            freeze_backbone=True,
-            captions_per_pair=2,
-            dropout=0.0,
-            learning_rates={"addons.retriever": 10.0} if adversarial else None,
-            optimizer=adamw(self.args.rate),
-            schedule=WarmupCosine(0.1),
-        )
-        epochs = self.args.epochs if callbacks else self.args.more_epochs
-        self.trainer(epochs, [*callbacks, self.saver("more")]).fit(captioner, self.pairs())
-        return self.measured(captioner)
-
-    def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, Tested]:
-        """What every row says, and its figures."""
-        sft = self.supervised()
-        measurements = {"SFT": self.row("SFT", lambda: self.measured(PairTransformer.load_from_checkpoint(sft)))}
-        for name, callbacks in rows.items():
-            measurements[name] = self.row(name, partial(self.continued, sft, callbacks))
-        return measurements
 
 
 def rows_of(args: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]:
@@ -241,8 +126,10 @@ def main() -> None:
     parser.add_argument("--anchor", type=float, default=3.0, help="of PreferenceOptimization; 0 compares all alike")
     parser.add_argument("--no_change_fraction", type=float, default=NO_CHANGE_FRACTION)
     parser.add_argument("--no_change_shares", type=float, nargs="*", default=[0.0, 0.1])
+    parser.add_argument("--weights", type=Path, help="ImageNet weights of the frozen encoder, see mdp.py")
     arguments(parser, (1, 2, 3, 4, 5))
     args = parser.parse_args()
+    args.encoder = "ImageNet" if args.weights else "naming"
     torch.set_num_threads(1)
     order = ["SFT", *rows_of(args)]
     chosen = {name: made for name, made in rows_of(args).items() if name in selected_rows(args, order)}
@@ -250,7 +137,7 @@ def main() -> None:
     for world, seed, folder in each_run(args):
         print(f"world {world}, seed {seed}", flush=True)
         begin = time.process_time()
-        run = Run(args, folder, seed, world)
+        run = (EncoderRun if args.weights else Run)(args, folder, seed, world)
         measurements = run.results(chosen)
         study = worlds.setdefault(world, Study.of(run.pairs(), order, "DPO" if "DPO" in order else None))
         study.add(seed, measurements, seconds=time.process_time() - begin)

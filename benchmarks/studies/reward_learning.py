@@ -27,11 +27,10 @@ import torch
 from lightning.pytorch import Callback
 
 from benchmarks.studies.harness import Study, Tested, arguments, each_run, print_summaries, save_results, selected_rows
-from benchmarks.studies.preference_learning import WORLDS, Run, adamw
+from benchmarks.studies.preference_runs import WORLDS, Run
 from lightning_idc.methods.policy.policy import GroupRelative, SelfCritical
 from lightning_idc.methods.policy.rewards import CiderReward, FactsReward, WeightedRewards
-from lightning_idc.models.pair_transformer.module import PairTransformer
-from lightning_idc.models.schedules import WarmupCosine
+from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.report.comparison import Captioned, Facts
 
 CONTROL = "SFT+"
@@ -41,32 +40,25 @@ Callbacks = Callable[[], list[Callback]]
 class RewardRun(Run):
     """All training runs of one seed in one world."""
 
-    def measured(self, captioner: PairTransformer) -> Tested:
+    def measured(self, captioner: PairCaptioner) -> Tested:
         tested, figures = super().measured(captioner)
         return Captioned(tested.captions, tested.identical, self.related(tested.facts)), figures
 
     def related(self, facts: Facts) -> Facts:
         """Facts with a relation only where the references have one, which makes them those of the same pairs."""
         source = self.pairs().source("test")
-        asked = {}
-        for place, id in enumerate(source.ids):
-            changes = source.ground_truth(place)["changes"]
-            asked[id] = bool(changes) and changes[0]["relation"] is not None
+        has_relation = {}
+        for index, id in enumerate(source.ids):
+            changes = source.ground_truth(index)["changes"]
+            has_relation[id] = bool(changes) and changes[0]["relation"] is not None
         return {
-            id: {name: verdict if name != "relation" or asked[id] else None for name, verdict in known.items()}
-            for id, known in facts.items()
+            id: {name: right if name != "relation" or has_relation[id] else None for name, right in of_pair.items()}
+            for id, of_pair in facts.items()
         }
 
     def rewarded(self, sft: str, callbacks: Callbacks, epochs: int) -> Tested:
         """Captions and figures after more training from the SFT policy, and its seconds of the processor."""
-        captioner = PairTransformer(
-            init_from=sft,
-            freeze_backbone=True,
-            captions_per_pair=3,
-            dropout=0.0,
-            optimizer=adamw(self.args.rate),
-            schedule=WarmupCosine(0.1),
-        )
+        captioner = self.captioner(self.args.rate, init_from=sft, captions_per_pair=3)
         begin = time.process_time()
         self.trainer(epochs, [*callbacks(), self.saver("more")]).fit(captioner, self.pairs())
         seconds = time.process_time() - begin
@@ -78,7 +70,7 @@ class RewardRun(Run):
         sft = self.supervised()
 
         def start() -> Tested:
-            said, figures = self.measured(PairTransformer.load_from_checkpoint(sft))
+            said, figures = self.policy(sft)
             return said, {**figures, "seconds": 0.0}
 
         results = {"SFT": self.row("SFT", start)}

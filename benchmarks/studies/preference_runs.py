@@ -1,0 +1,182 @@
+"""Trainings of ``preference_learning.py`` and ``reward_learning.py``: by likelihood, then further from that policy.
+
+Two captioners:
+
+- ``Run``: a PairTransformer on a frozen backbone that was trained to name the rendered objects, images of 64 pixels;
+- ``EncoderRun``: the captioner of ``mdp.py`` with MDP at four depths, on a frozen EfficientNet-lite0 with ImageNet
+  weights, images of 160 pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from benchmarks.harness import quiet_trainer
+from benchmarks.studies.harness import Tested, load_or_test, test_captions
+from benchmarks.studies.mdp_parts import STAGES, TwoImages
+from lightning_idc.callbacks.cache_features import CacheFeatures
+from lightning_idc.callbacks.forced_choice import ForcedChoice
+from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.data.synthetic.cells import SyntheticCells
+from lightning_idc.data.transforms.robustness import VagueCaptions
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
+from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.pair_transformer.module import PairTransformer
+from lightning_idc.models.pretraining.cell_classification import ObjectNaming
+from lightning_idc.models.schedules import WarmupCosine
+
+FIGURES = ("forced_choice", "missed_change", "invented_change")
+WORLDS: dict[str, tuple[float, float]] = {
+    "vague": (0.0, 0.6),
+    "vague_sixth": (1 / 6, 0.6),
+    "careful": (1 / 6, 0.0),
+    "half": (0.5, 0.0),
+}
+"""Share of unchanged pairs, and of changed pairs with vague training captions."""
+
+
+def adamw(rate: float) -> Any:
+    return lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True)
+
+
+class Run:
+    """Training runs of one seed in one world.
+
+    Args:
+        args: command line.
+        folder: folder of checkpoints; an existing backbone is reused.
+        seed: seed of training.
+        world: name of :data:`WORLDS`.
+    """
+
+    scenes: ClassVar[Mapping[str, Any]] = {}
+    """Options of the rendered pairs."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
+        self.args, self.folder, self.seed, self.world = args, folder, seed, world
+        self.unchanged, self.vague = WORLDS[world]
+        self.sizes: dict[str, Any] = dict(
+            train_pairs=args.pairs,
+            val_pairs=8,
+            test_pairs=args.test_pairs,
+            cache_dir=args.cache,
+            progress=False,
+            no_change=self.unchanged,
+            **self.scenes,
+        )
+
+    def pairs(self) -> SyntheticPairs:
+        return SyntheticPairs(**self.sizes, corruption=VagueCaptions(self.vague) if self.vague else None)
+
+    def trainer(self, epochs: int, callbacks: list[Callback]) -> Trainer:
+        seed_everything(self.seed, workers=True, verbose=False)
+        return quiet_trainer(
+            max_epochs=epochs,
+            limit_val_batches=0,
+            gradient_clip_val=1.0,
+            callbacks=callbacks,
+            enable_checkpointing=True,
+            default_root_dir=self.folder,
+        )
+
+    def saver(self, name: str) -> ModelCheckpoint:
+        return ModelCheckpoint(self.folder, filename=name, enable_version_counter=False)
+
+    def captioner(self, rate: float, **options: Any) -> PairCaptioner:
+        """Captioner before a training.
+
+        Args:
+            rate: learning rate.
+            options: options of the captioner.
+        """
+        return PairTransformer(
+            freeze_backbone=True, dropout=0.0, optimizer=adamw(rate), schedule=WarmupCosine(0.1), **options
+        )
+
+    def parts(self) -> list[Callback]:
+        """Callbacks that belong to the captioner, in all its trainings and tests."""
+        return []
+
+    def untrained(self) -> PairCaptioner:
+        """Captioner before the training by likelihood."""
+        look = self.folder / "look.ckpt"
+        if not look.is_file():
+            data = SyntheticCells(**{**self.sizes, "no_change": 0.0}, batch_size=64)
+            seed_everything(self.seed, workers=True, verbose=False)  # the namer is made before its trainer
+            namer = ObjectNaming(optimizer=adamw(1e-2))
+            self.trainer(self.args.look_epochs, [self.saver(look.stem)]).fit(namer, data)
+        return self.captioner(1.5e-3, backbone_weights=str(look), captions_per_pair=3)
+
+    def supervised(self) -> str:
+        """Checkpoint of the SFT policy."""
+        policy = self.folder / f"sft-{self.world}.ckpt"
+        if not policy.is_file():
+            captioner = self.untrained()
+            callbacks = [*self.parts(), self.saver(policy.stem)]
+            self.trainer(self.args.sft_epochs, callbacks).fit(captioner, self.pairs())
+        return str(policy)
+
+    def row(self, name: str, make: Callable[[], Tested]) -> Tested:
+        """A row of this seed and world, from its file if it was trained before."""
+        return load_or_test(self.folder / f"{name.replace('/', ' of ')}-{self.world}.json", make)
+
+    def measured(self, captioner: PairCaptioner) -> Tested:
+        said, scores = test_captions(self.trainer(1, [*self.parts(), ForcedChoice()]), captioner, self.pairs())
+        return said, {name: scores[name] for name in FIGURES if name in scores}
+
+    def policy(self, sft: str) -> Tested:
+        """Captions and figures of the SFT policy."""
+        return self.measured(self.captioner(self.args.rate, init_from=sft))
+
+    def continued(self, sft: str, made: Callable[[], list[Callback]]) -> Tested:
+        """Captions and figures after more training from the SFT policy."""
+        callbacks = made()
+        adversarial = any(isinstance(callback, AdversarialRetriever) for callback in callbacks)
+        rates = {"addons.retriever": 10.0} if adversarial else None
+        captioner = self.captioner(self.args.rate, init_from=sft, captions_per_pair=2, learning_rates=rates)
+        epochs = self.args.epochs if callbacks else self.args.more_epochs
+        self.trainer(epochs, [*self.parts(), *callbacks, self.saver("more")]).fit(captioner, self.pairs())
+        return self.measured(captioner)
+
+    def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, Tested]:
+        """Captions and figures of each row."""
+        sft = self.supervised()
+        measurements = {"SFT": self.row("SFT", partial(self.policy, sft))}
+        for name, callbacks in rows.items():
+            measurements[name] = self.row(name, partial(self.continued, sft, callbacks))
+        return measurements
+
+
+class EncoderRun(Run):
+    """Training runs of a captioner with MDP on a frozen encoder, whose weights are ``args.weights``."""
+
+    scenes: ClassVar[Mapping[str, Any]] = {"render_size": 160, "things": (2, 3), "camera_jitter": 0.0}
+
+    def captioner(self, rate: float, **options: Any) -> PairCaptioner:
+        return TwoImages(
+            weights=str(self.args.weights),
+            cells=5,
+            width=32,
+            optimizer=adamw(rate),
+            schedule=WarmupCosine(0.05),
+            **options,
+        )
+
+    def parts(self) -> list[Callback]:
+        stored = self.folder.parent / f"features-{self.world}"  # the same for all seeds
+        return [
+            CacheFeatures(stored, module="net.backbone.stages", half=True, always=True),
+            MDPAdapter(list(range(1, len(STAGES) + 1)), heads=4),
+        ]
+
+    def untrained(self) -> PairCaptioner:
+        return self.captioner(2e-3, captions_per_pair=2)
