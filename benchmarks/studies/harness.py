@@ -2,9 +2,9 @@
 
 A study trains several captioners with each of several seeds and tests all of them on the same pairs; ``Study.add`` adds
 the captions of one seed. The difference between two rows has two intervals: ``pairs``, the paired bootstrap over test
-pairs of the mean over seeds, and ``interval``, Student's t over the differences of the seeds. A difference is decided
-if both exclude 0 and there are at least five seeds or 2,000 test pairs; a single seed has only ``pairs``. A row is
-below its baselines unless its intervals are above them in every seed.
+pairs of the mean over seeds, and ``interval``, Student's t over the differences of the seeds; a single seed has only
+``pairs``. ``readings.py`` says when a difference is decided. A row is below its baselines unless its intervals are
+above them in every seed.
 
 ``--out`` writes the summary. ``--part`` writes all captions, so that ``merge.py`` can combine seeds, worlds and rows
 that ran separately, on several cores or machines.
@@ -38,7 +38,7 @@ from lightning_idc.utils.outputs import save_json
 
 Tested = tuple[Captioned, dict[str, float]]
 """Captions of the test pairs, and other scores by name."""
-NOT_SETTINGS = ("cache", "work", "part", "out", "prepare", "weights")
+NOT_SETTINGS = ("cache", "work", "part", "out", "weights")
 """Arguments for files and partial runs, which are not settings of a study."""
 VARIED = ("seeds", "only", "world", "shift")
 """Settings that may differ between parts of one study."""

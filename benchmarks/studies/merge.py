@@ -1,21 +1,19 @@
 """Merges parts of a study that ran separately, on several cores or machines; the summary equals that of a single run.
 
     python -m benchmarks.studies.merge parts/half-*.json --out FILE
-    python -m benchmarks.studies.merge parts/mix.json --across SFT+ --out FILE  # worlds as rows
     python -m benchmarks.studies.merge parts/short.json parts/long.json --by epochs --control "none, epochs 6 4 14"
 
-Parts are what the studies (``preference_learning.py``, ``reward_learning.py``, ``noise.py``, ``procap_learning.py``,
-``synthesis_training.py``, ``mdp.py``, ``combinations.py``) write with ``--part``: all captions. They may differ in
-seeds, worlds and rows, and in one setting that ``--by`` names, whose value becomes part of the names of the rows.
-Commit and other settings must be equal, and a row of two parts (the captioner that others start from) must have the
-same captions in both.
+Parts are what the studies (``preference_learning.py``, ``reward_learning.py``, ``noise.py``, ``synthesis_training.py``,
+``mdp.py``) write with ``--part``: all captions. They may differ in seeds, worlds and rows, and in one setting that
+``--by`` names, whose value becomes part of the names of the rows. Commit and other settings must be equal, and a row of
+two parts (the captioner that others start from) must have the same captions in both.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from lightning_idc.utils.errors import DataError
 
 SAME = ("question", "commit")
 NAMED = ("said", "figures")
-"""What a run keeps by row."""
+"""Parts of a run that are stored by row."""
 
 
 def read(paths: Sequence[Path], by: str | None = None) -> list[dict[str, Any]]:
@@ -134,41 +132,6 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
     return studies
 
 
-def across(studies: Mapping[str, Study], row: str) -> Study:
-    """Study of one row across worlds: its rows are the worlds, with their common seeds.
-
-    Args:
-        studies: studies by world, all tested on the same pairs.
-        row: row to compare.
-
-    Raises:
-        DataError: fewer than two worlds have the row, they were tested on other pairs, or they have no common seed.
-    """
-    own = {world: study for world, study in studies.items() if row in study.said[0]}
-    if len(own) < 2:
-        raise DataError(
-            f"--across compares a row of several worlds, and {len(own)} have {row}; name one that more have"
-        )
-    first = next(iter(own.values()))
-    for world, study in own.items():
-        if (study.references, study.constant) != (first.references, first.constant):
-            raise DataError(f"world {world} has other test pairs; --across compares worlds that share them")
-    seeds = sorted(set.intersection(*(set(study.seeds) for study in own.values())))
-    if not seeds:
-        raise DataError(f"no seed is in all of the worlds {', '.join(own)}; --across compares seeds that they share")
-    results = Study(first.references, first.constant, list(own))
-    for seed in seeds:
-        places = {world: study.seeds.index(seed) for world, study in own.items()}
-        results.add(
-            seed,
-            {
-                world: (study.said[places[world]][row], study.figures[places[world]][row])
-                for world, study in own.items()
-            },
-        )
-    return results
-
-
 def unite(known: dict[str, dict[str, Any]], run: dict[str, Any], where: str) -> None:
     """Add the rows of a part for one seed."""
     for name, captioned in run["said"].items():
@@ -183,7 +146,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", type=Path, nargs="+")
     parser.add_argument("--commit", help="of the parts, where they ran on a machine without git")
-    parser.add_argument("--across", nargs="*", default=[], metavar="ROW", help="rows to compare between worlds as well")
     parser.add_argument("--by", metavar="SETTING", help="in which the parts may differ, and that rows are named after")
     parser.add_argument("--control", metavar="ROW", help="with which the others are compared, as --by names it")
     parser.add_argument("--out", type=Path)
@@ -193,7 +155,6 @@ def main() -> None:
     parts = read(args.parts, args.by)
     parts = named_by(parts, args.by, args.control) if args.by else parts
     studies = merged(parts)
-    studies |= {f"across {row}": across(studies, row) for row in args.across}
     environments = [part["environment"] for part in parts]
     result = {
         "question": parts[0]["question"],

@@ -32,8 +32,6 @@ IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "benchmarks" / "studies" / "results"
 NAME = "results"
 """Name of the marks between which each page has its tables."""
-MIXED = "combinations"
-"""File of combinations of methods."""
 NONE = "-"
 README_ROWS = 3
 COLUMNS = (
@@ -167,7 +165,7 @@ METHODS = (
     ),
     Method(
         "GRPO, SCST",
-        remark="Not decided for the present captioner, like ADPO. Figures: [notes](notes/policy.md).",
+        remark="Not measured on the present captioner. The study is `python -m benchmarks.studies.reward_learning`.",
     ),
     Method(
         "M3Diff (MDP)",
@@ -177,8 +175,8 @@ METHODS = (
     ),
     Method(
         "ProCap",
-        remark="Not measured as in the paper: the first stages of the studies learned named attributes instead of the "
-        "paper's codes, with a camera that does not move. Figures: [notes](notes/procap.md).",
+        remark="Not measured: a fair study needs a first stage that learns the paper's codes (200,000 steps there) for "
+        "each training, which two cores cannot do. Earlier studies learned named attributes and were dropped.",
     ),
     Method(
         "Img-Diff",

@@ -54,9 +54,7 @@ def run(name: str, *arguments: str) -> None:
 
 
 SMALLEST = {
-    "combinations": "--smallest --pairs 8 --test_pairs 4 --world baseline --only SFT+ MDP",
     "mdp": "--train 8 --test 4 --size 32 --cells 1 --width 16 --epochs 1 --only none depths",
-    "procap_learning": "--pairs 8 --test_pairs 4 --held_out 2 --epochs 1 1 1 --only none IPC",
 }
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import filled
-from benchmarks.studies import combinations_page, results_table, scale_plan
+from benchmarks.studies import results_table, scale_plan
 
 PAGES: dict[Path, Callable[[], dict[str, str]]] = {
     results_table.PAGE: lambda: {results_table.NAME: results_table.sections()},
     results_table.README: lambda: {results_table.NAME: results_table.summary()},
-    combinations_page.PAGE: combinations_page.tables,
     scale_plan.DOC: scale_plan.tables,
 }
 
