@@ -10,14 +10,13 @@ Two captioners:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 
 from benchmarks.harness import quiet_trainer
 from benchmarks.studies.harness import Tested, load_or_test, test_captions
@@ -84,12 +83,16 @@ class Run:
             limit_val_batches=0,
             gradient_clip_val=1.0,
             callbacks=callbacks,
-            enable_checkpointing=True,
             default_root_dir=self.folder,
         )
 
-    def saver(self, name: str) -> ModelCheckpoint:
-        return ModelCheckpoint(self.folder, filename=name, enable_version_counter=False)
+    def fit(
+        self, model: LightningModule, data: LightningDataModule, epochs: int, callbacks: Sequence[Callback] = ()
+    ) -> Trainer:
+        """Train; only a finished training is saved, by the caller, so that a stopped run does not use half of one."""
+        trainer = self.trainer(epochs, list(callbacks))
+        trainer.fit(model, data)
+        return trainer
 
     def captioner(self, rate: float, **options: Any) -> PairCaptioner:
         """Captioner before a training.
@@ -113,7 +116,7 @@ class Run:
             data = SyntheticCells(**{**self.sizes, "no_change": 0.0}, batch_size=64)
             seed_everything(self.seed, workers=True, verbose=False)  # the namer is made before its trainer
             namer = ObjectNaming(optimizer=adamw(1e-2))
-            self.trainer(self.args.look_epochs, [self.saver(look.stem)]).fit(namer, data)
+            self.fit(namer, data, self.args.look_epochs).save_checkpoint(look)
         return self.captioner(1.5e-3, backbone_weights=str(look), captions_per_pair=3)
 
     def supervised(self) -> str:
@@ -121,8 +124,7 @@ class Run:
         policy = self.folder / f"sft-{self.world}.ckpt"
         if not policy.is_file():
             captioner = self.untrained()
-            callbacks = [*self.parts(), self.saver(policy.stem)]
-            self.trainer(self.args.sft_epochs, callbacks).fit(captioner, self.pairs())
+            self.fit(captioner, self.pairs(), self.args.sft_epochs, self.parts()).save_checkpoint(policy)
         return str(policy)
 
     def row(self, name: str, make: Callable[[], Tested]) -> Tested:
@@ -144,7 +146,7 @@ class Run:
         rates = {"addons.retriever": 10.0} if adversarial else None
         captioner = self.captioner(self.args.rate, init_from=sft, captions_per_pair=2, learning_rates=rates)
         epochs = self.args.epochs if callbacks else self.args.more_epochs
-        self.trainer(epochs, [*self.parts(), *callbacks, self.saver("more")]).fit(captioner, self.pairs())
+        self.fit(captioner, self.pairs(), epochs, [*self.parts(), *callbacks])
         return self.measured(captioner)
 
     def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, Tested]:

@@ -60,7 +60,7 @@ class RewardRun(Run):
         """Captions and figures after more training from the SFT policy, and its seconds of the processor."""
         captioner = self.captioner(self.args.rate, init_from=sft, captions_per_pair=3)
         begin = time.process_time()
-        self.trainer(epochs, [*callbacks(), self.saver("more")]).fit(captioner, self.pairs())
+        self.fit(captioner, self.pairs(), epochs, callbacks())
         seconds = time.process_time() - begin
         said, figures = self.measured(captioner)
         return said, {**figures, "seconds": seconds}
