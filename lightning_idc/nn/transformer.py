@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_idc.nn.attention import attend
 from lightning_idc.utils.bounds import PositiveInt, ShareBelowOne, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
 CacheUpdate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Appends keys and values of the newest token, ``(N, heads, 1, d)`` each, to a KV cache and returns all of them."""
-MAX_UNFUSED_QUERIES = 8
-"""Maximum number of queries for which attention on a CPU is two matrix products instead of the fused kernel."""
 CACHE_BLOCK = 16
 """Number of tokens by which the KV cache grows."""
 
@@ -56,37 +55,6 @@ def split_step(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
 def merge_heads(x: Tensor) -> Tensor:
     """Reshape ``(B, heads, N, d)`` to ``(B, N, heads * d)``."""
     return x.transpose(1, 2).flatten(2)
-
-
-def attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None = None,
-    scale: float | None = None,
-    causal: bool = False,
-    dropout: float = 0.0,
-) -> Tensor:
-    """`scaled_dot_product_attention`, faster on a CPU for the few queries of a decoding step.
-
-    Args:
-        query: ``(N, heads, q, d)``.
-        keys: ``(N, heads, M, d)``.
-        values: ``(N, heads, M, d)``.
-        mask: bool, broadcast to ``(N, heads, q, M)``, True at keys to attend to.
-        scale: factor of the dot products; ``d ** -0.5`` when None.
-        causal: whether queries cannot attend to later keys.
-        dropout: dropout probability of attention weights.
-    """
-    # two batched products take two thirds of the time of the fused kernel, which is optimised for many queries
-    is_small = query.shape[2] <= MAX_UNFUSED_QUERIES and query.device.type == "cpu" and query.dtype == torch.float32
-    if mask is not None or causal or dropout or not is_small:
-        return F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale
-        )
-    scaled = (query * (query.shape[-1] ** -0.5 if scale is None else scale)).flatten(0, 1)
-    weights = torch.bmm(scaled, keys.flatten(0, 1).mT).softmax(-1)
-    return torch.bmm(weights, values.flatten(0, 1)).unflatten(0, query.shape[:2])
 
 
 def group_captions(x: Tensor, count: int) -> Tensor:
@@ -121,7 +89,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_attention(x)).chunk(3, -1))
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, heads, N, d)
+        attended = attend(q, k, v, bias)  # (B, heads, N, d)
         x = x + F.dropout(self.out(merge_heads(attended)), self.dropout, self.training)
         return x + self.feed(self.norm_feed(x))
 
@@ -168,7 +136,7 @@ class DecoderLayer(CrossLayer):
         num_pairs, num_captions, length, _ = x.shape
         x = x.flatten(0, 1)  # (B K, T, D)
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_self(x)).chunk(3, -1))
-        x = x + self._drop(self.out_self(merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True))))
+        x = x + self._drop(self.out_self(merge_heads(attend(q, k, v, causal=True))))
         x = self._cross(x.view(num_pairs, num_captions * length, -1), memory, mask)  # (B, K T, D)
         x = x + self.feed(self.norm_feed(x))
         return x.view(num_pairs, num_captions, length, -1)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_idc.images.types import PairFeatures
+from lightning_idc.nn.attention import attend
 from lightning_idc.nn.backbones import SmallCNN
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, TEXT_HEADS, clip_computation, eot_pooling, pad_texts, text_tokens
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
@@ -26,7 +27,6 @@ from lightning_idc.nn.transformer import (
     DecoderLayer,
     DecoderState,
     EncoderLayer,
-    attend,
     group_captions,
     merge_heads,
     split_heads,
@@ -212,7 +212,7 @@ class PostNormEncoderLayer(EncoderLayer):
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
         dropout = self.dropout if self.training else 0.0
-        attended = self.out(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)))
+        attended = self.out(merge_heads(attend(q, k, v, bias, dropout=dropout)))
         x = self.norm_attention(x + F.dropout(attended, self.dropout, self.training))
         return self.norm_feed(x + self.feed(x))
 

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_idc.methods.m3diff.cost import measure_forward
 from lightning_idc.models.adapter import SwitchedAdapter, VisionTower, channels_for, submodule_for
+from lightning_idc.nn.attention import attend
 from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments, check_fields
@@ -49,7 +50,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, source: Tensor) -> Tensor:
         q, k, v = (split_heads(part, self.heads) for part in (self.query(x), *self.key_value(source).chunk(2, -1)))
-        return self.out(merge_heads(F.scaled_dot_product_attention(q, k, v)))
+        return self.out(merge_heads(attend(q, k, v)))
 
 
 class DifferentialLayer(nn.Module):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from lightning_idc.nn.attention import attend
 from lightning_idc.nn.transformer import CrossLayer, merge_heads, split_heads
 
 POSITION_STD = 0.3
@@ -32,7 +32,7 @@ class MaskedImageLayer(CrossLayer):
         """
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_self(x)).chunk(3, -1))
         valid = _allow_all_if_none(valid)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if valid is None else valid[:, None, None])
+        attended = attend(q, k, v, None if valid is None else valid[:, None, None])
         x = x + self._drop(self.out_self(merge_heads(attended)))
         x = self._cross(x, self.memory(partner), _allow_all_if_none(partner_valid))
         return x + self.feed(self.norm_feed(x))

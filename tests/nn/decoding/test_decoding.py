@@ -11,7 +11,7 @@ from lightning_idc.images.types import PairFeatures
 from lightning_idc.nn.decoding.beam_search import beam_search, beam_search_uncached
 from lightning_idc.nn.decoding.decoding import NEVER_GENERATED, Decoded, greedy, greedy_uncached
 from lightning_idc.nn.decoding.sampling import sample
-from lightning_idc.nn.transformer import Decoder, DecoderState, attend
+from lightning_idc.nn.transformer import Decoder, DecoderState
 from lightning_idc.nn.vocabulary import BOS, EOS, SpecialIds
 
 
@@ -199,16 +199,6 @@ def test_cache_grows_for_long_captions(gradients: bool) -> None:
         gradient = torch.autograd.grad(logits.square().sum(), weight)[0]
         expected_gradient = torch.autograd.grad(expected[kept, 29].square().sum(), weight)[0]
         torch.testing.assert_close(gradient, expected_gradient, atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.parametrize("queries", [1, 4])
-def test_attend_equals_fused_kernel(queries: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(3, queries, 2, 8, generator=generator).transpose(1, 2)
-    keys, values = torch.randn(2, 3, 2, 12, 8, generator=generator)[..., :11, :].unbind(0)
-    for scale in (None, 0.1):
-        expected = torch.nn.functional.scaled_dot_product_attention(query, keys, values, scale=scale)
-        torch.testing.assert_close(attend(query, keys, values, scale=scale), expected, atol=1e-6, rtol=1e-5)
 
 
 @torch.no_grad()

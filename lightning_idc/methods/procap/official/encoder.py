@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
-from lightning_idc.nn.transformer import CacheUpdate, DecoderState, attend, group_captions, merge_heads, split_heads
+from lightning_idc.nn.attention import attend
+from lightning_idc.nn.transformer import CacheUpdate, DecoderState, group_captions, merge_heads, split_heads
 from lightning_idc.utils.errors import ConfigError
 
 TEXT_SLOTS = 24
