@@ -31,6 +31,7 @@ from lightning_idc.checkpoints.reading import plain_hparams, read_checkpoint
 from lightning_idc.cli.checkpoint_data import StoreData, check_content, is_path, with_checkpoint
 from lightning_idc.cli.configuration import gather
 from lightning_idc.cli.errors import readable
+from lightning_idc.cli.precision import AUTO, hardware_precision
 from lightning_idc.cli.recipes.plan import REFUSED, STAGE, Plan
 from lightning_idc.cli.save_config import SaveConfig
 from lightning_idc.cli.signatures import arguments_of
@@ -170,7 +171,7 @@ class PairCLI(LightningCLI):
             return
         try:
             # parse a copy, since jsonargparse modifies its input
-            self.config = parser.parse_object(_with_log_folder(args))
+            self.config = parser.parse_object(_for_lightning(args))
         except ArgumentError as error:
             raise ConfigError(_in_one_line(str(error))) from error
 
@@ -294,10 +295,12 @@ def _add_resume_point(trainer: Trainer, verb: str) -> None:
             saver.dirpath = str(Path(trainer.default_root_dir).resolve() / "checkpoints")
 
 
-def _with_log_folder(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Deep copy with the folder of the run for loggers that need one, so that their name is enough."""
+def _for_lightning(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep copy in which ``precision: auto`` is resolved, and loggers that need a folder have that of the run."""
     config = deepcopy(dict(config))
     trainer = config.get("trainer") or {}
+    if trainer.get("precision") == AUTO:
+        trainer["precision"] = hardware_precision(trainer.get("accelerator", ""))
     loggers = trainer.get("logger")
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         if isinstance(logger, dict) and logger.get("class_path") in _NEED_A_FOLDER:

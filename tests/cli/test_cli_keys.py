@@ -60,6 +60,20 @@ def test_a_good_configuration_passes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("accelerator", "has_amx", "precision"),
+    [("cpu", True, "bf16-mixed"), ("cpu", False, "32-true"), ("gpu", True, "32-true"), (None, True, "32-true")],
+)
+def test_precision_auto_depends_on_the_hardware(
+    accelerator: str | None, has_amx: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: has_amx)
+    trainer = {"precision": "auto", **({} if accelerator is None else {"accelerator": accelerator})}
+    options = config(trainer=trainer)
+    assert PairCLI("fit", normalised(options)).config["trainer"]["precision"] == precision
+    assert options["trainer"]["precision"] == "auto"
+
+
+@pytest.mark.parametrize(
     ("wrong", "says"),
     [
         ({"modle": {}}, "did you mean 'model'"),
