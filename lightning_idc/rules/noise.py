@@ -4,7 +4,7 @@ Two renders of one page may differ although nobody changed the page. In this ord
 
 1. rounding: at most 2 grey levels in at most 0.1 % of the pixels, as repeated drawing of rounded corners leaves them;
 2. a text cursor: at most two upright bars of one colour, 1 or 2 pixels wide and 12 to 32 high, and nothing else;
-3. a scrolled view: the whole picture, or its part under fixed bars, is shifted by up to 3 pixels, and is equal
+3. a scrolled view: the whole picture, or all of it but fixed parts, is shifted by up to 3 pixels, and is equal
    otherwise (:mod:`~lightning_idc.rules.scrolling`);
 4. another encoding, such as JPEG, unless both files are lossless: most edges of the page differ a little, not by a
    shift of whole pixels, as often lighter as darker, and no region differs by more than the noise that is estimated
@@ -28,7 +28,7 @@ from lightning_idc.rules.scrolling import (
     MAX_SCROLL,
     Shift,
     estimate_scroll,
-    is_large,
+    extent,
     is_under_fixed_parts,
     shifted,
 )
@@ -54,6 +54,8 @@ MAX_ONE_SIDED = 0.8
 """Largest fraction of the differences within a block that others do not balance: paler text is one-sided."""
 MIN_SPREAD, MIN_REDRAWN = 0.15, 0.3
 """Smallest fractions of the blocks with edges that differ, and of the pieces of text that are drawn anew."""
+MIN_WHOLE = 0.5
+"""Smallest height or width of what moved when the whole picture did, as a fraction: one element alone is less."""
 MAX_CURSORS = 2
 """A cursor that moved leaves one bar and adds another."""
 
@@ -115,17 +117,16 @@ def _is_even(pixels: np.ndarray) -> bool:
 
 def _scrolled(before: np.ndarray, after: np.ndarray, differs: np.ndarray, lenient: bool) -> Shift | None:
     """Shift to the right and down that explains all differences; None if there is none."""
-    if not is_large(differs) or (shift := estimate_scroll(before, after, differs)) is None:
+    if max(extent(differs)) < MIN_WHOLE or (shift := estimate_scroll(before, after, differs)) is None:
         return None
     # up or to the left, where parts that stay in place hide content and show none that was hidden
     is_back = max(shift) > 0
     first, second = (after, before) if is_back else (before, after)
-    expected = shifted(first, (-shift[0], -shift[1]) if is_back else shift, second)
+    forward = (-shift[0], -shift[1]) if is_back else shift
+    expected = shifted(first, forward, second)
     rest = (expected != second).any(0)
-    if _is_rounding(expected, second, rest) or _is_cursor(expected, second, rest):
-        return shift
-    is_fixed = not (rest & differs).any() and is_under_fixed_parts(first, differs, rest, shift, must_be_cut=not lenient)
-    return shift if is_fixed else None
+    is_whole = _is_rounding(expected, second, rest) or _is_cursor(expected, second, rest)
+    return shift if is_whole or is_under_fixed_parts(first, second, forward, must_be_cut=not lenient) else None
 
 
 def _one_sided(difference: np.ndarray, blocks: np.ndarray) -> float:

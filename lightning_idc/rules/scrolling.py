@@ -1,18 +1,33 @@
 """Scrolling: finds the shift of a view by whole pixels, of the whole picture or of its part under fixed bars.
 
 A change of the page also moves what follows it by whole pixels. Two captures differ by scrolling only if the whole
-picture moved, or if a rectangle moved under what is fixed and was cut there: pixels of its first lines are gone.
-Nothing is cut where the moved part follows an element that became smaller.
+picture moved, or if each difference belongs to one of two layers: content that moved by one shift, and fixed parts that
+did not. Where fixed parts are translucent, as shadows and the edges of letters are, both layers show.
+
+Fixed parts may lie anywhere, with one exception. Pages flow downwards, so an element that grows or moves leaves what
+is above it and moves what is below, and a box that shrinks or moves leaves what comes after it. Where unmoved ink lies
+there on most lines, the content must have been cut: some of its ink is gone under a fixed part, or came from there.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from lightning_idc.rules.windows import window_max
+
 MAX_SCROLL = 3
 """Largest shift, in pixels."""
 MIN_SCROLLED = 0.5
-"""Smallest height and width of the moved part, as a fraction of the picture."""
+"""Smallest height and width of the part that moved under fixed ones, as a fraction of the picture."""
+MAX_BLENDED, MIN_BLENDED = 16, 0.8
+"""Difference, in grey levels, of pixels in which both layers show from one of the layers, and smallest fraction of them
+that has no larger one."""
+BLENDED_RADIUS = 24
+"""Largest distance of such pixels from the ink of fixed parts, in pixels."""
+MIN_FOLLOWED = 0.25
+"""Smallest fraction of the moved lines that must have fixed ink before or after them for a cut to be looked for."""
+MIN_CUT = 16
+"""Smallest contrast of ink that is cut, in grey levels."""
 _SAMPLES = 4000
 
 Shift = tuple[int, int]
@@ -55,39 +70,66 @@ def shifted(image: np.ndarray, shift: Shift, fill: np.ndarray) -> np.ndarray:
     return result
 
 
-def is_large(moved: np.ndarray) -> bool:
-    """Whether moved pixels ``(H, W)`` span a large part of the picture: a single element that moved is a change."""
-    extent = [np.flatnonzero(moved.any(axis)) for axis in (1, 0)]
-    sides = zip(extent, moved.shape, strict=True)
-    return all(len(lines) > 0 and lines[-1] - lines[0] + 1 >= MIN_SCROLLED * side for lines, side in sides)
+def extent(pixels: np.ndarray) -> tuple[float, float]:
+    """Height and width that pixels ``(H, W)`` span, as fractions of the picture."""
+    lines = (np.flatnonzero(pixels.any(axis)) for axis in (1, 0))
+    height, width = (
+        (line[-1] - line[0] + 1) / side if len(line) else 0.0 for line, side in zip(lines, pixels.shape, strict=True)
+    )
+    return float(height), float(width)
 
 
-def is_under_fixed_parts(
-    image: np.ndarray, moved: np.ndarray, fixed: np.ndarray, shift: Shift, must_be_cut: bool
-) -> bool:
-    """Whether the moved pixels are a view that was scrolled under fixed parts of the page.
+def is_under_fixed_parts(before: np.ndarray, after: np.ndarray, shift: Shift, must_be_cut: bool) -> bool:
+    """Whether two images are one view that was scrolled under fixed parts of the page.
 
     Args:
-        image: the image before the content moved up or to the left, uint8 ``(C, H, W)``.
-        moved: differing pixels, all explained by the shift, bool ``(H, W)``.
-        fixed: equal pixels that the shift would change, bool ``(H, W)``.
+        before: the image before the content moved up or to the left, uint8 ``(C, H, W)``.
+        after: the image after it.
         shift: shift along one axis.
-        must_be_cut: whether the moved part must be cut where it moves to; otherwise an element may have moved it.
+        must_be_cut: whether content must be cut where an element may have moved it.
     """
     if shift[0] and shift[1]:
         return False
-    size = abs(shift[0] or shift[1])
-    if shift[0]:
-        image, moved, fixed = image.swapaxes(1, 2), moved.T, fixed.T
-    lines, columns = (np.flatnonzero(moved.any(axis)) for axis in (1, 0))
-    across = slice(columns[0], columns[-1] + 1)
-    if fixed[lines[0] : lines[-1] + 1, across].any():
+    is_sideways, size = bool(shift[0]), abs(shift[0] or shift[1])
+    if is_sideways:
+        before, after = before.swapaxes(1, 2), after.swapaxes(1, 2)
+    expected = shifted(before, (0, -size), after)
+    differs, unexpected = (before != after).any(0), (expected != after).any(0)
+    moved, fixed = differs & ~unexpected, unexpected & ~differs
+    if min(extent(moved)) < MIN_SCROLLED or not _is_blended(before, after, expected, fixed, differs & unexpected):
         return False
     if not must_be_cut:
         return True
-    above = np.flatnonzero(fixed[: lines[0], across].any(1))
-    start = int(above[-1]) + 1 if len(above) else 0
-    strip = image[:, start : start + size, across]
-    has_ink = np.zeros(strip.shape[1:], bool)
-    has_ink[:, 1:] = (strip[:, :, 1:] != strip[:, :, :-1]).any(0)
-    return bool((moved[start : start + size, across] & has_ink).any())
+    if _has_fixed_above(moved[::-1], fixed[::-1]) and not _is_cut(after[:, ::-1], before[:, ::-1], size):
+        return False
+    # what stays above precedes the content in the flow of a page; at the side it is a side bar
+    return is_sideways or not _has_fixed_above(moved, fixed) or _is_cut(before, after, size)
+
+
+def _is_blended(
+    before: np.ndarray, after: np.ndarray, expected: np.ndarray, fixed: np.ndarray, both: np.ndarray
+) -> bool:
+    """Whether pixels that neither moved nor stayed may show both layers: near fixed ones, and nearly equal to one."""
+    if not both.any():
+        return True
+    values = after.astype(np.int16)
+    levels = np.minimum(*(np.abs(values - image).max(0)[both] for image in (before, expected)))
+    is_near = window_max(fixed.astype(np.uint8), BLENDED_RADIUS) > 0
+    return bool(is_near[both].all() and (levels <= MAX_BLENDED).mean() >= MIN_BLENDED)
+
+
+def _has_fixed_above(moved: np.ndarray, fixed: np.ndarray) -> bool:
+    """Whether there is fixed ink above the first moved ink in many of the columns that have some."""
+    columns = moved.any(0)
+    is_above = np.arange(len(moved))[:, None] < moved.argmax(0)
+    return float((fixed & is_above).any(0)[columns].mean()) >= MIN_FOLLOWED
+
+
+def _is_cut(before: np.ndarray, after: np.ndarray, size: int) -> bool:
+    """Whether ink of content that moved up by ``size`` pixels is gone."""
+    before, after = before.astype(np.int16), after.astype(np.int16)
+    is_gone = np.abs(before[:, size:] - after[:, :-size]).max(0) > MIN_CUT
+    differs = (before != after).any(0)[size:]
+    is_ink = np.zeros(differs.shape, bool)
+    is_ink[:, 1:] = (np.abs(np.diff(before[:, size:], axis=2)) > MIN_CUT).any(0)
+    return bool((is_gone & differs & is_ink).any())
