@@ -368,6 +368,10 @@ class PairCaptioner(PairModule):
         finally:
             self.train(was_training)
 
+    def prepared(self, samples: Sequence[PairSample]) -> Sequence[PairSample]:
+        """Pairs with what this captioner computes from their images alone, for several calls about the same pairs."""
+        return samples
+
     def with_prompt(self, samples: Sequence[PairSample], prompt: str) -> list[PairSample]:
         """Pairs with this prompt, which replaces the prompt of the captioner.
 

@@ -52,7 +52,7 @@ MAX_MOVED = 0.1
 """Largest fraction of the differing blocks that a shift by whole pixels explains."""
 MAX_ONE_SIDED = 0.8
 """Largest fraction of the differences within a block that others do not balance: paler text is one-sided."""
-MIN_SPREAD, MIN_REDRAWN = 0.15, 0.3
+MIN_SPREAD, MIN_REDRAWN = 0.05, 0.3
 """Smallest fractions of the blocks with edges that differ, and of the pieces of text that are drawn anew."""
 MIN_WHOLE = 0.5
 """Smallest height or width of what moved when the whole picture did, as a fraction: one element alone is less."""
@@ -76,12 +76,14 @@ def noise_of(before: np.ndarray, after: np.ndarray, lenient: bool = False, lossl
         return "a text cursor"
     if shift := _scrolled(before, after, differs, lenient):
         return f"the view scrolled by {shift[0]}, {shift[1]} pixels"
-    greys = [_brightness(image) for image in (before, after)]
-    smooth = box_mean(greys[0], 1)
-    edges = pooled((np.abs(smooth - greys[0]) > 0.01).astype(np.float32), BLOCK) > 0
+    grey = _brightness(before)
+    edges = pooled((np.abs(box_mean(grey, 1) - grey) > 0.01).astype(np.float32), BLOCK) > 0
     differing = edges & (pooled(differs.astype(np.float32), BLOCK) > 0)
     spread = float(differing.sum()) / max(int(edges.sum()), 1)
-    if spread < MIN_SPREAD or _one_sided(greys[1] - greys[0], differing) > MAX_ONE_SIDED:
+    if spread < MIN_SPREAD:
+        return None
+    greys = [grey, _brightness(after)]
+    if _one_sided(greys[1] - grey, differing) > MAX_ONE_SIDED:
         return None
     if not lossless and spread >= MIN_DIFFERING and _is_encoding(before, after, differs, differing):
         return "another encoding"
@@ -89,8 +91,9 @@ def noise_of(before: np.ndarray, after: np.ndarray, lenient: bool = False, lossl
 
 
 def _is_rounding(before: np.ndarray, after: np.ndarray, differs: np.ndarray) -> bool:
-    largest = np.abs(after.astype(np.int16) - before).max(initial=0)
-    return bool(largest <= MAX_ROUNDING and differs.mean() <= MAX_ROUNDED)
+    if differs.mean() > MAX_ROUNDED:
+        return False
+    return bool(np.abs(after[:, differs].astype(np.int16) - before[:, differs]).max(initial=0) <= MAX_ROUNDING)
 
 
 def _is_cursor(before: np.ndarray, after: np.ndarray, differs: np.ndarray) -> bool:

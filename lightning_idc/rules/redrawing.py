@@ -22,7 +22,7 @@ MIN_PIECES = 100
 """Smallest number of pieces of text of a page on which anything can be said."""
 MAX_IN_EVEN = 0.01
 """Largest fraction of the differing pixels in areas that are even in one of the images; glyphs in place have none."""
-MAX_LOCAL, MAX_LOCAL_MOST = 64, 18
+MAX_LOCAL, MAX_LOCAL_MOST = 90, 24
 """Largest difference of the ink of 5 by 5 pixels, and of that of 9 by 9 pixels for 99 % of the differing ones."""
 _FACTOR = 6364136223846793005
 

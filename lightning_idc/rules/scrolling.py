@@ -6,7 +6,8 @@ did not. Where fixed parts are translucent, as shadows and the edges of letters 
 
 Fixed parts may lie anywhere, with one exception. Pages flow downwards, so an element that grows or moves leaves what
 is above it and moves what is below, and a box that shrinks or moves leaves what comes after it. Where unmoved ink lies
-there on most lines, the content must have been cut: some of its ink is gone under a fixed part, or came from there.
+there for most of what moved, the content must have been cut: some of its ink is gone under a fixed part, or came from
+there.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ MAX_SCROLL = 3
 MIN_SCROLLED = 0.5
 """Smallest height and width of the part that moved under fixed ones, as a fraction of the picture."""
 MAX_BLENDED, MIN_BLENDED = 16, 0.8
-"""Difference, in grey levels, of pixels in which both layers show from one of the layers, and smallest fraction of them
-that has no larger one."""
+"""Grey levels by which a pixel that shows both layers may lie outside of their values, and smallest fraction of such
+pixels that do not lie farther outside."""
 BLENDED_RADIUS = 24
 """Largest distance of such pixels from the ink of fixed parts, in pixels."""
-MIN_FOLLOWED = 0.25
-"""Smallest fraction of the moved lines that must have fixed ink before or after them for a cut to be looked for."""
+MIN_FOLLOWED = 0.5
+"""Smallest fraction of the moved pixels that have fixed ink before or after them, where the content must be cut."""
 MIN_CUT = 16
 """Smallest contrast of ink that is cut, in grey levels."""
 _SAMPLES = 4000
@@ -109,20 +110,19 @@ def is_under_fixed_parts(before: np.ndarray, after: np.ndarray, shift: Shift, mu
 def _is_blended(
     before: np.ndarray, after: np.ndarray, expected: np.ndarray, fixed: np.ndarray, both: np.ndarray
 ) -> bool:
-    """Whether pixels that neither moved nor stayed may show both layers: near fixed ones, and nearly equal to one."""
+    """Whether pixels that neither moved nor stayed may show both layers: near fixed ones, and between both."""
     if not both.any():
         return True
-    values = after.astype(np.int16)
-    levels = np.minimum(*(np.abs(values - image).max(0)[both] for image in (before, expected)))
+    value, *layers = (image[:, both].astype(np.int16) for image in (after, before, expected))
+    low, high = np.minimum(*layers) - MAX_BLENDED, np.maximum(*layers) + MAX_BLENDED
     is_near = window_max(fixed.astype(np.uint8), BLENDED_RADIUS) > 0
-    return bool(is_near[both].all() and (levels <= MAX_BLENDED).mean() >= MIN_BLENDED)
+    return bool(is_near[both].all() and ((value >= low) & (value <= high)).all(0).mean() >= MIN_BLENDED)
 
 
 def _has_fixed_above(moved: np.ndarray, fixed: np.ndarray) -> bool:
-    """Whether there is fixed ink above the first moved ink in many of the columns that have some."""
-    columns = moved.any(0)
+    """Whether most of what moved lies in columns with fixed ink above all that moved there."""
     is_above = np.arange(len(moved))[:, None] < moved.argmax(0)
-    return float((fixed & is_above).any(0)[columns].mean()) >= MIN_FOLLOWED
+    return float((moved & (fixed & is_above).any(0)).sum()) >= MIN_FOLLOWED * moved.sum()
 
 
 def _is_cut(before: np.ndarray, after: np.ndarray, size: int) -> bool:

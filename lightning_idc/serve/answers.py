@@ -24,6 +24,7 @@ def answer_pairs(captioner: PairCaptioner, samples: Sequence[PairSample], where:
         samples: pairs from ``input_spec.read`` of the captioner.
         where: whether to locate the change, which costs up to 128 further encodings of each pair.
     """
+    samples = captioner.prepared(samples)
     captions = captioner.describe_all(samples)
     return [_answer(captioner, sample, caption, where) for sample, caption in zip(samples, captions, strict=True)]
 

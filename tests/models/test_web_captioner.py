@@ -204,6 +204,20 @@ def test_an_unchanged_pair_has_no_change_and_no_box(captioner: WebCaptioner) -> 
     )
 
 
+def test_a_pair_is_measured_once_for_its_sentence_and_its_box(
+    captioner: WebCaptioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lightning_idc.models.web import module
+
+    before, after, _ = drawn("color", 1)
+    sample = PairSample("a", torch.tensor(before), torch.tensor(after), meta={"sizes": [before.shape[1:]] * 2})
+    calls = []
+    measure_pair = module.measure_pair
+    monkeypatch.setattr(module, "measure_pair", lambda *pair: calls.append(pair) or measure_pair(*pair))
+    [answer] = answer_pairs(captioner, [sample])
+    assert len(calls) == 1 and answer.boxes and sample.meta.keys() == {"sizes"}
+
+
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release")

@@ -134,11 +134,11 @@ def find_candidates(image: np.ndarray, core: Core, words: Words) -> list[PixelBo
         words: words around the change.
     """
     starts = _starts(image, core) | _starts_of(words, core)
-    extents = {name: _extents(image, box) for name, box in starts.items()}
+    extents = {box: _extents(image, box) for box in set(starts.values())}
     boxes = []
     for start, across, down in CANDIDATES:
-        left, right = ACROSS[across](extents[start])
-        top, bottom = DOWN[down](extents[start])
+        left, right = ACROSS[across](extents[starts[start]])
+        top, bottom = DOWN[down](extents[starts[start]])
         boxes.append((left, top, max(right, left + 1), max(bottom, top + 1)))
     return boxes
 
@@ -207,12 +207,11 @@ def _first_marks(columns: np.ndarray) -> tuple[int, int]:
 def _extents(image: np.ndarray, start: PixelBox) -> Extents:
     x1, y1, x2, y2 = start
     ground = _ground(image, start)
-    left, right = x1 - _free(image[:, y1:y2, :x1][:, :, ::-1], ground), x2 + _free(image[:, y1:y2, x2:], ground)
-    above = _free(image[:, :y1, x1:x2][:, ::-1].transpose(0, 2, 1), ground)
-    below = _free(image[:, y2:, x1:x2].transpose(0, 2, 1), ground)
-    is_marked = (np.abs(image[:, y1:y2].astype(np.int16) - ground[:, None, None]).max(0) > MIN_MARK).any(0)
-    line = x1 - _marked(is_marked[:x1][::-1]), x2 + _marked(is_marked[x2:])
-    return Extents(start, (left, y1 - above, right, y2 + below), line)
+    columns, rows = _is_marked(image[:, y1:y2], ground, 0), _is_marked(image[:, :, x1:x2], ground, 1)
+    left, right = x1 - _free(columns[:x1][::-1]), x2 + _free(columns[x2:])
+    top, bottom = y1 - _free(rows[:y1][::-1]), y2 + _free(rows[y2:])
+    line = x1 - _marked(columns[:x1][::-1]), x2 + _marked(columns[x2:])
+    return Extents(start, (left, top, right, bottom), line)
 
 
 def _ground(image: np.ndarray, box: PixelBox, margin: int = 3) -> np.ndarray:
@@ -225,11 +224,14 @@ def _ground(image: np.ndarray, box: PixelBox, margin: int = 3) -> np.ndarray:
     return np.array([color >> 16, color >> 8 & 255, color & 255], np.int16)
 
 
-def _free(strip: np.ndarray, ground: np.ndarray) -> int:
-    """Number of columns of a strip ``(3, rows, columns)`` before the first one with a mark."""
-    if not strip.size:
-        return 0
-    is_marked = (np.abs(strip.astype(np.int16) - ground[:, None, None]).max(0) > MIN_MARK).any(0)
+def _is_marked(strip: np.ndarray, ground: np.ndarray, axis: int) -> np.ndarray:
+    """Whether there is a mark in each column (axis 0) or row (axis 1) of a strip ``(3, rows, columns)``."""
+    is_mark: np.ndarray = (np.abs(strip.astype(np.int16) - ground[:, None, None]).max(0) > MIN_MARK).any(axis)
+    return is_mark
+
+
+def _free(is_marked: np.ndarray) -> int:
+    """Number of lines before the first one with a mark."""
     return int(is_marked.argmax()) if is_marked.any() else len(is_marked)
 
 

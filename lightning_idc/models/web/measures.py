@@ -43,7 +43,8 @@ def measure(before: np.ndarray, after: np.ndarray, core: Core, words: Words) -> 
     values |= _surroundings(before, after, core)
     values |= compare_lines(before, after, core, ground)
     values |= compare_words(words)
-    return {name: float(np.nan_to_num(value, posinf=99, neginf=-99)) for name, value in values.items()}
+    finite = np.nan_to_num(np.array([*values.values()], np.float64), posinf=99, neginf=-99)
+    return dict(zip(values, finite.tolist(), strict=True))
 
 
 def _names() -> tuple[str, ...]:

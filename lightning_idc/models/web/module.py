@@ -25,7 +25,7 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.web.candidates import CANDIDATES
 from lightning_idc.models.web.decoder import SentenceDecoder
 from lightning_idc.models.web.details import NUM_DETAILS
-from lightning_idc.models.web.measured import MEASURED, measure_pair, stacked
+from lightning_idc.models.web.measured import MEASURED, MeasuredPair, measure_pair, stacked
 from lightning_idc.models.web.measures import NAMES
 from lightning_idc.models.web.net import WebNet
 from lightning_idc.nn.vocabulary import Vocabulary
@@ -103,10 +103,12 @@ class WebCaptioner(PairCaptioner):
     def batch_image_size(self, batch: PairBatch) -> None:
         """None: images keep their size."""
 
+    def prepared(self, samples: Sequence[PairSample]) -> Sequence[PairSample]:
+        """Pairs with their measures in ``meta``."""
+        return [replace(sample, meta={**sample.meta, MEASURED: _measured(sample)}) for sample in samples]
+
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
-        measured = [
-            sample.meta.get(MEASURED) or measure_pair(sample.before.numpy(), sample.after.numpy()) for sample in samples
-        ]
+        measured = [_measured(sample) for sample in samples]
         sizes = [sample.before.shape[1:] for sample in samples]
         height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
         padded = [
@@ -162,8 +164,13 @@ class WebCaptioner(PairCaptioner):
         return [[] if is_same else [box] for box, is_same in zip(boxes, same, strict=True)]
 
 
+def _measured(sample: PairSample) -> MeasuredPair:
+    return sample.meta.get(MEASURED) or measure_pair(sample.before.numpy(), sample.after.numpy())
+
+
 def _padded(image: Tensor, height: int, width: int) -> Tensor:
-    return nn.functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1]))
+    missing = width - image.shape[2], height - image.shape[1]
+    return nn.functional.pad(image, (0, missing[0], 0, missing[1])) if any(missing) else image
 
 
 def _overlaps(candidates: Tensor, boxes: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
