@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -211,11 +212,10 @@ def test_a_pair_is_measured_once_for_its_sentence_and_its_box(
 
     before, after, _ = drawn("color", 1)
     sample = PairSample("a", torch.tensor(before), torch.tensor(after), meta={"sizes": [before.shape[1:]] * 2})
-    calls = []
-    measure_pair = module.measure_pair
-    monkeypatch.setattr(module, "measure_pair", lambda *pair: calls.append(pair) or measure_pair(*pair))
+    measured = Mock(wraps=module.measure_pair)
+    monkeypatch.setattr(module, "measure_pair", measured)
     [answer] = answer_pairs(captioner, [sample])
-    assert len(calls) == 1 and answer.boxes and sample.meta.keys() == {"sizes"}
+    assert measured.call_count == 1 and answer.boxes and sample.meta.keys() == {"sizes"}
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def with_heading(scale: int = 1) -> Image.Image:
 
 def below_photo(image: Image.Image) -> Image.Image:
     """A page whose text is a small part of it: the rest is a photo, equal in both captures."""
-    photo = np.random.default_rng(1).integers(0, 256, (4 * HEIGHT, 3 * WIDTH, 3)).astype(np.uint8)
+    photo = np.random.default_rng(1).integers(0, 256, (840, 2 * WIDTH, 3)).astype(np.uint8)
     result = Image.fromarray(photo)
     result.paste(image, (0, 0))
     return result
