@@ -23,8 +23,8 @@ MIN_PIECES = 100
 MAX_IN_EVEN = 0.01
 """Largest fraction of the differing pixels in areas that are even in one of the images; glyphs in place have none."""
 MAX_LOCAL, MAX_LOCAL_MOST = 60, 24
-"""Largest difference of the ink of 5 by 5 pixels from all that the other image has within a pixel of them; and of the ink
-of 9 by 9 pixels, for 99 % of the differing ones."""
+"""Largest difference of the ink of 5 by 5 pixels from all that the other image has within a pixel; and of the ink of 9
+by 9 pixels, for 99 % of the differing ones."""
 _FACTOR = 6364136223846793005
 
 
