@@ -118,6 +118,7 @@ def _adpo() -> tuple[Comparison, ...]:
     """The paper's reference (SFT), the control of equal compute (SFT+) and DPO, on three kinds of captions."""
     captions = {"vague": "vague", "vague_sixth": "vague, some unchanged", "careful": "careful"}
     study = partial(Comparison, file="preference_learning")
+    encoder = partial(Comparison, file="preference_encoder")
     beta = "anchor 3, beta 0.5"
     return (
         *(
@@ -130,6 +131,11 @@ def _adpo() -> tuple[Comparison, ...]:
             for world, name in captions.items()
         ),
         study("DPO with anchor over without: careful", world="careful", row="DPO", over="DPO, anchor 0, beta 0.1"),
+        *(
+            encoder(f"ADPO over {over}, ImageNet encoder: {world}", world=world, row="ADPO", over=over)
+            for over in ("SFT", "SFT+", "DPO")
+            for world in ("vague", "careful")
+        ),
     )
 
 
@@ -155,7 +161,8 @@ METHODS = (
         "ADPO",
         "python -m benchmarks.studies.preference_learning --rows main losses",
         _adpo(),
-        "SFT+ is SFT with about the compute of the others. All of it: [notes](notes/adpo.md#effect-on-captions).",
+        "SFT+ is SFT with about the compute of the others. All of it, and the command of the rows with an ImageNet "
+        "encoder: [notes](notes/adpo.md#effect-on-captions).",
     ),
     Method(
         "GRPO, SCST",
