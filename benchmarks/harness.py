@@ -187,6 +187,13 @@ def environment(*packages: str, java: bool = False) -> dict[str, Any]:
     return facts
 
 
+def adamw(rate: float) -> Any:
+    """Function that creates a fused AdamW, as the ``optimizer`` of a captioner."""
+    import torch  # as in quiet_trainer
+
+    return lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True)
+
+
 def quiet_trainer(**options: Any) -> Any:
     """Trainer on the CPU without logger, checkpoints, progress bar and sanity checks by default."""
     from lightning.pytorch import Trainer  # a benchmark sets its number of threads before torch is imported

@@ -22,7 +22,6 @@ import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -30,7 +29,7 @@ import torch
 from lightning.pytorch import Callback, seed_everything
 from torch import nn
 
-from benchmarks.harness import quiet_trainer
+from benchmarks.harness import adamw, quiet_trainer
 from benchmarks.studies.harness import (
     Study,
     Tested,
@@ -42,8 +41,15 @@ from benchmarks.studies.harness import (
     test_captions,
     work_folder,
 )
-from benchmarks.studies.mdp_parts import STAGES, PlainLayers, StagesBackbone, TwoImages
-from lightning_idc.callbacks.cache_features import CacheFeatures
+from benchmarks.studies.mdp_parts import (
+    DEPTHS,
+    HEADS,
+    PlainLayers,
+    StagesBackbone,
+    TwoImages,
+    mdp_at_all_depths,
+    stored_stages,
+)
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
@@ -53,9 +59,7 @@ from lightning_idc.models.schedules import WarmupCosine
 
 ROWS = ("none", "stateful", "deepest", "plain", "depths")
 CONTROL = "none"
-DEPTHS = list(range(1, len(STAGES) + 1))
 TEST_BATCH = 250
-HEADS = 4
 
 
 def pairs_of(args: argparse.Namespace, seed: int = 0) -> SyntheticPairs:
@@ -74,10 +78,6 @@ def pairs_of(args: argparse.Namespace, seed: int = 0) -> SyntheticPairs:
     )
 
 
-def adamw(rate: float) -> Any:
-    return lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True)
-
-
 def added(row: str, args: argparse.Namespace) -> list[Callback]:
     """What a row adds between the encoder and the captioner."""
     if row == "plain":
@@ -86,7 +86,7 @@ def added(row: str, args: argparse.Namespace) -> list[Callback]:
         "none": [],
         "stateful": [StatefulEncoderAdapter(heads=HEADS)],
         "deepest": [MDPAdapter(DEPTHS[-1:], heads=HEADS)],
-        "depths": [MDPAdapter(DEPTHS, heads=HEADS)],
+        "depths": [mdp_at_all_depths()],
     }
     return parts[row]
 
@@ -117,7 +117,7 @@ def train(row: str, seed: int, args: argparse.Namespace, features: Path) -> Test
         gradient_clip_val=1.0,
         limit_val_batches=0,
         default_root_dir=features.parent,
-        callbacks=[CacheFeatures(features, module="net.backbone.stages", half=True, always=True), *added(row, args)],
+        callbacks=[stored_stages(features), *added(row, args)],
     )
     begin = time.process_time()
     trainer.fit(captioner, data)

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.callbacks.cache_features import CacheFeatures
 from lightning_idc.checkpoints.restricted import read_state_dict
 from lightning_idc.images.types import PairFeatures
+from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.models.adapter import SwitchedAdapter
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.backbones import TimmGrid
@@ -29,8 +31,9 @@ from lightning_idc.nn.vocabulary import Vocabulary
 ENCODER = "efficientnet_lite0"
 STAGES = [2, 3, 4, 5]
 """Stages of the encoder that are read, with strides of 4, 8, 16 and 32 pixels."""
-HALF = (0.5, 0.5, 0.5)
-"""Mean and deviation of the images that the weights of the encoder expect."""
+DEPTHS = list(range(1, len(STAGES) + 1))
+"""Depths of the backbone that MDP reads, the last of which is the projected one."""
+HEADS = 4
 
 
 class FrozenStages(nn.Module):
@@ -201,3 +204,13 @@ class PlainLayers(SwitchedAdapter):
             tokens = layer(tokens)
         refined = pairs + self.out(tokens)
         return refined.unflatten(1, (2, -1)).flatten(0, 1).mT.reshape(grid.shape)
+
+
+def stored_stages(folder: Path) -> CacheFeatures:
+    """Callback that computes the frozen stages of each image once, into a folder."""
+    return CacheFeatures(folder, module="net.backbone.stages", half=True, always=True)
+
+
+def mdp_at_all_depths() -> MDPAdapter:
+    """Callback that adds MDP at four depths."""
+    return MDPAdapter(DEPTHS, heads=HEADS)

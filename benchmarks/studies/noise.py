@@ -36,7 +36,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 import torch  # noqa: E402 - after the number of threads is set
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
 
-from benchmarks.harness import quiet_trainer  # noqa: E402
+from benchmarks.harness import adamw, quiet_trainer  # noqa: E402
 from benchmarks.studies.harness import (  # noqa: E402
     Study,
     Tested,
@@ -81,10 +81,6 @@ SHIFTS: dict[str, Callable[[], Corruption] | None] = {
 }
 """Of NAMC's Table 10: words of the fine-tuning captions are replaced, or images are corrupted: those of the test, or
 those of all splits, between which the paper does not choose."""
-
-
-def adamw(rate: float) -> Any:
-    return lambda parameters: torch.optim.AdamW(parameters, lr=rate, fused=True)
 
 
 def trained(model: LightningModule, data: Any, epochs: int, callbacks: list[Callback] | None = None) -> Trainer:

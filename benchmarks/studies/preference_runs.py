@@ -15,19 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 
-from benchmarks.harness import quiet_trainer
+from benchmarks.harness import adamw, quiet_trainer
 from benchmarks.studies.harness import Tested, load_or_test, test_captions
-from benchmarks.studies.mdp_parts import STAGES, TwoImages
-from lightning_idc.callbacks.cache_features import CacheFeatures
+from benchmarks.studies.mdp_parts import TwoImages, mdp_at_all_depths, stored_stages
 from lightning_idc.callbacks.forced_choice import ForcedChoice
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.cells import SyntheticCells
 from lightning_idc.data.transforms.robustness import VagueCaptions
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
-from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.models.pretraining.cell_classification import ObjectNaming
@@ -41,10 +38,6 @@ WORLDS: dict[str, tuple[float, float]] = {
     "half": (0.5, 0.0),
 }
 """Share of unchanged pairs, and of changed pairs with vague training captions."""
-
-
-def adamw(rate: float) -> Any:
-    return lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True)
 
 
 class Run:
@@ -175,10 +168,7 @@ class EncoderRun(Run):
 
     def parts(self) -> list[Callback]:
         stored = self.folder.parent / f"features-{self.world}"  # the same for all seeds
-        return [
-            CacheFeatures(stored, module="net.backbone.stages", half=True, always=True),
-            MDPAdapter(list(range(1, len(STAGES) + 1)), heads=4),
-        ]
+        return [stored_stages(stored), mdp_at_all_depths()]
 
     def untrained(self) -> PairCaptioner:
         return self.captioner(2e-3, captions_per_pair=2)

@@ -37,7 +37,7 @@ import torch  # noqa: E402
 from lightning.pytorch import LightningModule, Trainer, seed_everything  # noqa: E402
 from PIL import Image as ImageFile  # noqa: E402
 
-from benchmarks.harness import quiet_trainer  # noqa: E402
+from benchmarks.harness import adamw, quiet_trainer  # noqa: E402
 from benchmarks.studies.harness import (  # noqa: E402
     Study,
     Tested,
@@ -247,10 +247,6 @@ class Run:
             name: load_or_test(self.folder / f"{name}-{self.world}.json", partial(self.trained, name)) for name in names
         }
         return results, about
-
-
-def adamw(rate: float) -> Any:
-    return lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True)
 
 
 def right(store: RecordStore) -> dict[str, Any]:
