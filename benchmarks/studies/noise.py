@@ -5,8 +5,10 @@
 
 Per seed a pair of encoders is trained on noisy implicit-change descriptions, and NAMC is pre-trained: not at all
 (scratch), on the noisy descriptions as they are (neither), with random masking, with noise masking, with noise masking
-and reconstruction, with exactly the planted words masked (oracle), and on descriptions without noise (clean). Random
-masking masks as many words and patches as noise masking does in fact, which is more than asked for, since probabilities
+and reconstruction, with exactly the planted words masked (oracle), and on descriptions without noise (clean). As in
+Table 8, noise masking is also trained with an L_NIM that aligns original images and descriptions (align_originals),
+masked images and original descriptions (align_image), or original images and masked descriptions (align_description).
+Random masking masks as many words and patches as noise masking does in fact, which is more than asked for, since probabilities
 are cut at 0. Each is measured twice: as pre-trained, by the share of attribute words that it gets right in descriptions
 of held-out pairs without noise and by the share of images beside which it names more things than the description does,
 and after fine-tuning on a few clean captions. Fine-tuning has few pairs and many epochs, since with 400 pairs
@@ -66,10 +68,12 @@ from lightning_idc.models.pair_transformer.module import PairTransformer  # noqa
 from lightning_idc.models.pretraining.cell_classification import ObjectNaming  # noqa: E402
 from lightning_idc.models.schedules import WarmupCosine, WarmupLinear  # noqa: E402
 
-ARMS = ("scratch", "neither", "random", "noise", "noise+reconstruction", "oracle", "clean")
+ALIGNED = {"align_originals": (False, False), "align_image": (True, False), "align_description": (False, True)}
+"""Of NAMC's Table 8: whether L_NIM compares the masked image, and the masked description."""
+ARMS = ("scratch", "neither", "random", "noise", "noise+reconstruction", *ALIGNED, "oracle", "clean")
 CONTROL = "neither"
 TEST_BATCH = 250
-MASKING = ("random", "noise", "noise+reconstruction")
+MASKING = ("random", "noise", "noise+reconstruction", *ALIGNED)
 EVERYWHERE = ("train", "val", "test")
 SHIFTS: dict[str, Callable[[], Corruption] | None] = {
     "clean": None,
@@ -221,6 +225,7 @@ class Runs:
                     image_mask_ratio=IMAGE_SHARE,
                     word_mask_ratio=WORD_SHARE,
                     fill_masked=self.paint,
+                    align_masked=ALIGNED.get(arm, (True, True)),
                 )
             )
         elif arm == "oracle":
