@@ -8,18 +8,18 @@ Per seed a pair of encoders is trained on noisy implicit-change descriptions, an
 and reconstruction, with exactly the planted words masked (oracle), and on descriptions without noise (clean). As in
 Table 8, noise masking is also trained with an L_NIM that aligns original images and descriptions (align_originals),
 masked images and original descriptions (align_image), or original images and masked descriptions (align_description).
-Random masking masks as many words and patches as noise masking does in fact, which is more than asked for, since probabilities
-are cut at 0. Each is measured twice: as pre-trained, by the share of attribute words that it gets right in descriptions
-of held-out pairs without noise and by the share of images beside which it names more things than the description does,
-and after fine-tuning on a few clean captions. Fine-tuning has few pairs and many epochs, since with 400 pairs
-pre-training without any noise gains nothing either. Object naming and the image tokenizer are trained once for all
-seeds, in a world of two or three objects and a fixed camera (--things, --camera_jitter), since the default world takes
-too long for five seeds. With --host pair_transformer the baseline is pre-trained instead, which learns faster; its
-backbone is frozen, so reconstruction is omitted. ``--word_noise 0 --description_noise 0.2 --hallucinations 0.6`` plants
-the kind of noise that language models make. With ``--judge clean`` the encoders that detect the noise are trained on
-clean descriptions, since CLIP was not trained on the paper's either. ``--shift words40 fog`` fine-tunes and tests each
-pre-trained captioner on corrupted data as in Table 10, a world each. ``harness.py`` describes the baselines and
-intervals of every score.
+Random masking masks as many words and patches as noise masking does in fact, which is more than asked for, since
+probabilities are cut at 0. Each is measured twice: as pre-trained, by the share of attribute words that it gets right
+in descriptions of held-out pairs without noise and by the share of images beside which it names more things than the
+description does, and after fine-tuning on a few clean captions. Fine-tuning has few pairs and many epochs, since with
+400 pairs pre-training without any noise gains nothing either. Object naming and the image tokenizer are trained once
+for all seeds, in a world of two or three objects and a fixed camera (--things, --camera_jitter), since the default
+world takes too long for five seeds. With --host pair_transformer the baseline is pre-trained instead, which learns
+faster; its backbone is frozen, so reconstruction is omitted. ``--word_noise 0 --description_noise 0.2
+--hallucinations 0.6`` plants the kind of noise that language models make. With ``--judge clean`` the encoders that
+detect the noise are trained on clean descriptions, since CLIP was not trained on the paper's either. ``--shift
+words40 fog`` fine-tunes and tests each pre-trained captioner on corrupted data as in Table 10, a world each.
+``harness.py`` describes the baselines and intervals of every score.
 """
 
 from __future__ import annotations
