@@ -66,7 +66,7 @@ def test_a_good_configuration_passes() -> None:
 def test_precision_auto_depends_on_the_hardware(
     accelerator: str | None, has_amx: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: has_amx)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"amx_bf16": has_amx})
     trainer = {"precision": "auto", **({} if accelerator is None else {"accelerator": accelerator})}
     options = config(trainer=trainer)
     assert PairCLI("fit", normalised(options)).config["trainer"]["precision"] == precision
