@@ -179,7 +179,7 @@ def _marks_of(image: np.ndarray, line: PixelBox) -> dict[str, PixelBox]:
     """The first and the last marks of a line, and its first marks of one color."""
     x1, y1, x2, y2 = line
     crop = image[:, y1:y2, x1:x2].astype(np.int16)
-    contrast = np.abs(crop - _ground(image, line)[:, None, None]).max(0)
+    contrast = np.abs(crop - ground_of(image, line)[:, None, None]).max(0)
     columns = (contrast > MIN_MARK).any(0)
     if not columns.any():
         return {}
@@ -206,7 +206,7 @@ def _first_marks(columns: np.ndarray) -> tuple[int, int]:
 
 def _extents(image: np.ndarray, start: PixelBox) -> Extents:
     x1, y1, x2, y2 = start
-    ground = _ground(image, start)
+    ground = ground_of(image, start)
     columns, rows = _is_marked(image[:, y1:y2], ground, 0), _is_marked(image[:, :, x1:x2], ground, 1)
     left, right = x1 - _free(columns[:x1][::-1]), x2 + _free(columns[x2:])
     top, bottom = y1 - _free(rows[:y1][::-1]), y2 + _free(rows[y2:])
@@ -214,7 +214,7 @@ def _extents(image: np.ndarray, start: PixelBox) -> Extents:
     return Extents(start, (left, top, right, bottom), line)
 
 
-def _ground(image: np.ndarray, box: PixelBox, margin: int = 3) -> np.ndarray:
+def ground_of(image: np.ndarray, box: PixelBox, margin: int = 3) -> np.ndarray:
     """Most frequent color ``(3,)`` of a box and of the pixels around it."""
     x1, y1, x2, y2 = box
     pixels = image[:, max(0, y1 - margin) : y2 + margin, max(0, x1 - margin) : x2 + margin].reshape(3, -1)

@@ -57,13 +57,19 @@ def compare_lines(before: np.ndarray, after: np.ndarray, core: Core, ground: np.
     start = max(0, y1 - ABOVE)
     region = slice(start, min(y2 + 4, y1 + BELOW)), slice(max(0, x1 - 1), min(x2 + 1, x1 + MAX_WIDTH))
     first, second = (
-        _line_of(np.abs(image[:, region[0], region[1]] - ground[:, None, None]).max(0) > MIN_INK, y1 - start)
+        line_of(np.abs(image[:, region[0], region[1]] - ground[:, None, None]).max(0) > MIN_INK, y1 - start)
         for image in (before, after)
     )
+    return compare_two(first, second)
+
+
+def compare_two(first: Line, second: Line) -> dict[str, float]:
+    """Measures of two lines; the same names for every pair."""
     return _matched(first.marks, second.marks) | _one_by_one(first, second) | _heights(first.rows, second.rows)
 
 
-def _line_of(ink: np.ndarray, changed_row: int) -> Line:
+def line_of(ink: np.ndarray, changed_row: int) -> Line:
+    """The first line of a mask of ink ``(H, W)`` that ends below a row."""
     rows = runs(np.asarray(ink.any(1)))
     rows = rows[rows[:, 1] > changed_row]
     if not len(rows):

@@ -8,6 +8,8 @@ from scipy import fft, ndimage
 from lightning_idc.models.web.core import Core, bounds, find_core
 from lightning_idc.models.web.exchanged import compare_words
 from lightning_idc.models.web.lines import MIN_INK, compare_lines, runs
+from lightning_idc.models.web.moved import compare_moves
+from lightning_idc.models.web.parts import compare_parts
 from lightning_idc.models.web.words import Words, match_words
 from lightning_idc.utils.boxes import PixelBox
 
@@ -43,6 +45,8 @@ def measure(before: np.ndarray, after: np.ndarray, core: Core, words: Words) -> 
     values |= _surroundings(before, after, core)
     values |= compare_lines(before, after, core, ground)
     values |= compare_words(words)
+    values |= compare_moves(before, after, core)
+    values |= compare_parts(before, after, words)
     finite = np.nan_to_num(np.array([*values.values()], np.float64), posinf=99, neginf=-99)
     return dict(zip(values, finite.tolist(), strict=True))
 
