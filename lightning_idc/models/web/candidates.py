@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_idc.models.web.colors import most_frequent_color
 from lightning_idc.models.web.core import MAX_LINE, Core, bounds, first_run
 from lightning_idc.models.web.words import Words, around, clusters
 from lightning_idc.utils.boxes import PixelBox
@@ -217,11 +218,7 @@ def _extents(image: np.ndarray, start: PixelBox) -> Extents:
 def ground_of(image: np.ndarray, box: PixelBox, margin: int = 3) -> np.ndarray:
     """Most frequent color ``(3,)`` of a box and of the pixels around it."""
     x1, y1, x2, y2 = box
-    pixels = image[:, max(0, y1 - margin) : y2 + margin, max(0, x1 - margin) : x2 + margin].reshape(3, -1)
-    colors = pixels.astype(np.int64)
-    values, counts = np.unique((colors[0] << 16) + (colors[1] << 8) + colors[2], return_counts=True)
-    color = int(values[counts.argmax()])
-    return np.array([color >> 16, color >> 8 & 255, color & 255], np.int16)
+    return most_frequent_color(image[:, max(0, y1 - margin) : y2 + margin, max(0, x1 - margin) : x2 + margin])
 
 
 def _is_marked(strip: np.ndarray, ground: np.ndarray, axis: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import fft, ndimage
 
+from lightning_idc.models.web.colors import most_frequent_color
 from lightning_idc.models.web.core import Core, bounds, find_core
 from lightning_idc.models.web.exchanged import compare_words
 from lightning_idc.models.web.lines import MIN_INK, compare_lines, runs
@@ -34,7 +35,7 @@ def measure(before: np.ndarray, after: np.ndarray, core: Core, words: Words) -> 
     union = _cut(core.union, height, width)
     crops = [image[:, union[1] : union[3], union[0] : union[2]].astype(np.float32) for image in (before, after)]
     changed = core.changed[union[1] : union[3], union[0] : union[2]]
-    ground = _ground(np.concatenate([crops[0].reshape(3, -1), crops[1].reshape(3, -1)], 1))
+    ground = most_frequent_color(np.concatenate([crop.reshape(3, -1) for crop in crops], 1)).astype(np.float32)
     inks = [np.abs(crop - ground[:, None, None]).max(0) > MIN_INK for crop in crops]
     values: dict[str, float] = {}
     values |= _geometry(core, height, width)
@@ -68,14 +69,6 @@ def _cut(box: PixelBox, height: int, width: int) -> PixelBox:
 
 def _log_ratio(new: float, old: float) -> float:
     return float(np.log((new + 1e-3) / (old + 1e-3))) if new or old else 0.0
-
-
-def _ground(pixels: np.ndarray) -> np.ndarray:
-    """Most frequent colour ``(3,)`` of pixels ``(3, N)``."""
-    keys = (pixels[0].astype(np.int64) << 16) + (pixels[1].astype(np.int64) << 8) + pixels[2].astype(np.int64)
-    values, counts = np.unique(keys, return_counts=True)
-    key = int(values[counts.argmax()])
-    return np.array([key >> 16, key >> 8 & 255, key & 255], np.float32)
 
 
 def _geometry(core: Core, height: int, width: int) -> dict[str, float]:

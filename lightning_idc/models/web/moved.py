@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lightning_idc.models.web.colors import color_codes
 from lightning_idc.models.web.core import Core, bounds
 from lightning_idc.utils.boxes import PixelBox
 
@@ -32,17 +33,17 @@ def compare_moves(before: np.ndarray, after: np.ndarray, core: Core) -> dict[str
     """
     left, top, right, bottom = bounds(core.changed)
     images = [_colors(image, (left, top, right, bottom)) for image in (before, after)]
-    places = np.flatnonzero(core.changed[top:bottom, left:right])
-    places = places[np.linspace(0, len(places) - 1, min(len(places), MAX_PIXELS)).astype(int)]
-    rows, columns = np.divmod(places, right - left)
+    indices = np.flatnonzero(core.changed[top:bottom, left:right])
+    indices = indices[np.linspace(0, len(indices) - 1, min(len(indices), MAX_PIXELS)).astype(int)]
+    rows, columns = np.divmod(indices, right - left)
     width = images[0].shape[1]
-    places = (rows + REACH) * width + columns + REACH
-    colors = [image.take(places) for image in images]
+    indices = (rows + REACH) * width + columns + REACH
+    colors = [image.take(indices) for image in images]
     values, counts = np.unique(np.concatenate(colors), return_counts=True)
     is_mark = [color != values[counts.argmax()] for color in colors]  # the ground is the same everywhere
     steps = (_MOVES[:, 1] * width + _MOVES[:, 0])[:, None]
-    gone = images[1].take(places[is_mark[0]] + steps) == colors[0][is_mark[0]]  # (moves, pixels)
-    new = images[0].take(places[is_mark[1]] - steps) == colors[1][is_mark[1]]
+    gone = images[1].take(indices[is_mark[0]] + steps) == colors[0][is_mark[0]]  # (moves, pixels)
+    new = images[0].take(indices[is_mark[1]] - steps) == colors[1][is_mark[1]]
     total = max(1, gone.shape[1] + new.shape[1])
     shares = (gone.sum(1) + new.sum(1)) / total
     best = int((shares - 1e-6 * np.abs(_MOVES).sum(1)).argmax())
@@ -67,9 +68,6 @@ def _colors(image: np.ndarray, box: PixelBox) -> np.ndarray:
     height, width = image.shape[1:]
     x1, y1, x2, y2 = max(0, left - REACH), max(0, top - REACH), min(width, right + REACH), min(height, bottom + REACH)
     colors = np.full((bottom - top + 2 * REACH, right - left + 2 * REACH), -1, np.int32)
-    part = colors[y1 - top + REACH : y2 - top + REACH, x1 - left + REACH : x2 - left + REACH]
-    part[:] = image[0, y1:y2, x1:x2]
-    for channel in image[1:, y1:y2, x1:x2]:
-        part <<= 8
-        part |= channel
+    inside = slice(y1 - top + REACH, y2 - top + REACH), slice(x1 - left + REACH, x2 - left + REACH)
+    colors[inside] = color_codes(image[:, y1:y2, x1:x2])
     return colors
