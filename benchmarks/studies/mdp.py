@@ -22,6 +22,7 @@ import os
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -98,8 +99,8 @@ def size_of_mdp(args: argparse.Namespace) -> int:
     return sum(value.numel() for value in mdp.parameters())
 
 
-def train(row: str, seed: int, args: argparse.Namespace, features: Path) -> Tested:
-    """Train and test a row; captions and scores, with the seconds of the training."""
+def fit(row: str, seed: int, args: argparse.Namespace, features: Path) -> tuple[Any, TwoImages, SyntheticPairs, float]:
+    """Train a row; its trainer, captioner and data, and the CPU seconds of the training."""
     seed_everything(seed, workers=True, verbose=False)
     data = pairs_of(args, seed)
     captioner = TwoImages(
@@ -121,7 +122,12 @@ def train(row: str, seed: int, args: argparse.Namespace, features: Path) -> Test
     )
     begin = time.process_time()
     trainer.fit(captioner, data)
-    seconds = time.process_time() - begin
+    return trainer, captioner, data, time.process_time() - begin
+
+
+def train(row: str, seed: int, args: argparse.Namespace, features: Path) -> Tested:
+    """Train and test a row; captions and scores, with the seconds of the training."""
+    trainer, captioner, data, seconds = fit(row, seed, args, features)
     data.batch_size = TEST_BATCH
     said, scores = test_captions(trainer, captioner, data)
     scores.pop("CIDEr-D")  # stands in the row already

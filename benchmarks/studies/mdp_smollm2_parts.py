@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,6 +182,22 @@ class PrefixCaptioner(PairCaptioner):
 def lora(rank: int) -> LoRA:
     """Callback that adds LoRA to the attention of the language model."""
     return LoRA(rank=rank, alpha=2 * rank, freeze=["language"], targets=r".*\.[qkvo]_proj")
+
+
+class StartFrom(Callback):
+    """Loads weights before the first step of a training that does not resume.
+
+    Args:
+        weights: file of ``{"state": state dict of some modules, "seconds": CPU seconds}``; may be missing.
+    """
+
+    def __init__(self, weights: Path) -> None:
+        self.weights = weights
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.weights.is_file() and trainer.ckpt_path is None:
+            state = torch.load(self.weights, weights_only=True)["state"]
+            pl_module.load_state_dict({**pl_module.state_dict(), **state})
 
 
 class Progress(Callback):

@@ -55,7 +55,7 @@ def run(name: str, *arguments: str) -> None:
 
 SMALLEST = {
     "mdp": "--train 8 --test 4 --size 32 --cells 1 --width 16 --epochs 1 --only none depths",
-    "mdp_smollm2": "--train 8 --test 4 --size 32 --cells 1 --width 16 --epochs 1 --only none depths",
+    "mdp_smollm2": "--train 8 --test 4 --size 32 --cells 1 --width 16 --warm_epochs 1 --epochs 1 --only none depths",
 }
 
 

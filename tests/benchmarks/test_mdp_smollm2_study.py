@@ -21,7 +21,7 @@ from lightning_idc.nn.decoding.decoding import select_rows
 
 IMAGES = torch.randint(0, 256, (3, 2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(0, 300, (3, 2, 5), generator=torch.Generator().manual_seed(1))
-SMALL = "--train 8 --test 4 --size 32 --cells 1 --width 16 --epochs 3 --batch 4 --only depths --seeds 1"
+SMALL = "--train 8 --test 4 --size 32 --cells 1 --width 16 --epochs 3 --batch 4 --warm_epochs 1 --only depths --seeds 1"
 
 
 def net_with_lora() -> PrefixNet:
@@ -67,17 +67,44 @@ def test_only_lora_is_trained_in_the_language_model() -> None:
         assert (value.grad is not None) == value.requires_grad, name
 
 
+def trained(folder: Path, work: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, torch.Tensor]:
+    """Weights at the end of a training."""
+    weights: dict[str, torch.Tensor] = {}
+
+    def keep_weights(trainer: Any, captioner: PrefixCaptioner, data: Any) -> Any:
+        weights.update({name: value.clone() for name, value in captioner.state_dict().items()})
+        raise SystemExit("trained")
+
+    monkeypatch.setattr(mdp_smollm2, "test_captions", keep_weights)
+    command = [*SMALL.split(), *options, "--work", str(folder / work), "--cache", str(folder / "cache")]
+    monkeypatch.setattr(sys, "argv", ["mdp_smollm2", *command])
+    with pytest.raises(SystemExit) as stopped:
+        mdp_smollm2.main()
+    if str(stopped.value) != "trained":
+        raise stopped.value
+    return weights
+
+
+@pytest.mark.slow
+def test_the_weights_of_the_warm_up_are_those_at_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--warm_epochs", "20", "--rate", "1e-12", "--lora_rate", "1e-12"]
+    weights = trained(tmp_path, "work", monkeypatch, *options)
+    (file,) = tmp_path.glob("work/*/depths-1.warm")
+    state = torch.load(file, weights_only=True)["state"]
+    assert {name.split(".")[0] for name in state} == {"net", "adapters"}
+    assert state["adapters.mdp.mdp.out.weight"].abs().max() > 1e-3  # 0 when untrained
+    for name, value in state.items():
+        torch.testing.assert_close(weights[name], value, msg=name)
+
+
 @pytest.mark.slow
 def test_a_training_that_was_killed_continues_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights: list[dict[str, torch.Tensor]] = []
     steps: list[int] = []
-
-    def captions(trainer: Any, captioner: PrefixCaptioner, data: Any) -> Any:
-        trainer.test(captioner, data, verbose=False)
-        weights.append({name: value.clone() for name, value in captioner.state_dict().items()})
-        raise SystemExit("trained")
 
     class Killed(Progress):
         limit = 6
@@ -88,21 +115,15 @@ def test_a_training_that_was_killed_continues_from_its_checkpoint(
                 raise SystemExit("killed")
             super().on_train_batch_end(trainer, *others)
 
-    def run(work: str, message: str) -> None:
-        command = [*SMALL.split(), "--work", str(tmp_path / work), "--cache", str(tmp_path / "cache")]
-        monkeypatch.setattr(sys, "argv", ["mdp_smollm2", *command])
-        with pytest.raises(SystemExit, match=message):
-            mdp_smollm2.main()
-
     monkeypatch.setattr(mdp_smollm2, "SAVE_EVERY", 2)
-    monkeypatch.setattr(mdp_smollm2, "test_captions", captions)
     monkeypatch.setattr(mdp_smollm2, "Progress", Killed)
     monkeypatch.setattr(Killed, "limit", 7)
-    run("whole", "trained")
+    weights.append(trained(tmp_path, "whole", monkeypatch))
     monkeypatch.setattr(Killed, "limit", 5)
-    run("killed", "killed")
+    with pytest.raises(SystemExit, match="killed"):
+        trained(tmp_path, "killed", monkeypatch)
     monkeypatch.setattr(Killed, "limit", 7)
-    run("killed", "trained")
+    weights.append(trained(tmp_path, "killed", monkeypatch))
     assert steps == [*range(1, 7), *range(1, 6), 5, 6]
     whole, resumed = weights
     torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
