@@ -15,6 +15,7 @@ from PIL import Image
 from lightning_idc.cli import main
 from lightning_idc.data import LEVIRMCI, SECONDCC, DubaiCC, MedicalDiffVQA
 from lightning_idc.data.checking import check_pairs
+from lightning_idc.data.store.decoded import DecodedSource, decode_to_store
 from lightning_idc.utils.errors import DataError, IDCError
 
 SPLITS: Any = ("train", "val", "test")
@@ -81,6 +82,19 @@ def test_masks_of_second_cc_are_where_the_land_cover_differs(tmp_path: Path) -> 
     paint(tmp_path / "test/sem/B/7.png", np.zeros((2, 2, 3)))
     with pytest.raises(DataError, match="the maps of both images have 6x4 and 2x2 pixels"):
         data.pairs_of("test").load(0)
+
+
+def test_masks_are_cached_with_the_images_until_a_map_changes(tmp_path: Path) -> None:
+    source = second_cc(tmp_path).pairs_of("val")
+
+    def cached() -> Any:
+        masks = DecodedSource(source, decode_to_store(source, tmp_path / "store", (2, 3), "bilinear")).load(0).masks
+        return masks if masks is None else masks.tolist()
+
+    # max pooling to half of the size on disk
+    assert cached() == [[[True, True, False], [False, False, False]]] * 2
+    paint(tmp_path / "val/sem/B/7.png", np.zeros((4, 6, 3)))
+    assert cached() == [[[True] * 3] * 2] * 2
 
 
 def dubai_cc(root: Path) -> DubaiCC:

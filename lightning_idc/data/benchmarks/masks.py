@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from lightning_idc.data.source import PairSource, View
-from lightning_idc.data.tables.files import FileSource
+from lightning_idc.data.tables.files import FileSource, file_state
 from lightning_idc.data.transforms.pairs import resize_masks
 from lightning_idc.images.read import read_image
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.files import digest_of_all
 
 MaskFiles = Callable[[Path], Sequence[Path]]
 """Files of a pair by the path of its first image: one mask of changes, or a map of classes of each image."""
@@ -32,6 +33,11 @@ class MaskedSource(View):
         super().__init__(source)
         assert isinstance(source, FileSource)
         self.records, self.files = source.records, files
+
+    def fingerprint(self) -> str | None:
+        images = self.source.fingerprint()
+        maps = (file_state(path, record.name) for record in self.records for path in self.files(record.before))
+        return images and f"{images}/{digest_of_all(maps)}"
 
     def load(self, index: int) -> PairSample:
         """Pair with its images and masks.

@@ -1,13 +1,17 @@
-"""Memory-mapped cache of the decoded and resized images of a split, used if it is faster than the image files."""
+"""Memory-mapped cache of the decoded and resized images of a split, used if it is faster than the image files.
+
+Boxes and masks are resized and cached with them.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,13 +27,14 @@ from lightning_idc.utils.errors import ConfigError, StoreError
 _CHUNK = 32
 _NUM_TIMED = 16
 _TABLE = "pairs"
+_COLUMNS = ("images", "boxes", "masks")
 
 
 class DecodedSource(View):
-    """View of a source that reads images from a store of decoded images.
+    """View of a source that reads images, boxes and masks from a store of decoded images.
 
     Args:
-        source: source of everything except images and boxes.
+        source: source of everything else.
         store: store of the decoded images.
     """
 
@@ -38,12 +43,13 @@ class DecodedSource(View):
         table = store.table(_TABLE)
         if len(table) != len(self.ids):
             raise StoreError(f"{store.folder} holds {len(table)} pairs, expected {len(self.ids)}; {store.remedy}")
-        self._images, self._boxes = table.column("images"), table.column("boxes")
+        self._images, self._boxes, self._masks = (table.column(name) for name in _COLUMNS)
 
     def load(self, index: int) -> PairSample:
         before, after = torch.from_numpy(self._images[index].copy())
-        stored = self._boxes[index]
+        stored, packed = self._boxes[index], self._masks[index]
         boxes = None if stored is None else torch.tensor(stored["values"]).reshape(stored["shape"])
+        masks = None if packed is None else _unpack_masks(packed, before.shape[1:])
         return PairSample(
             self.ids[index],
             before,
@@ -51,6 +57,7 @@ class DecodedSource(View):
             list(self.captions(index)),
             self.change_type(index),
             boxes,
+            masks,
             meta=self.meta(index),
         )
 
@@ -68,7 +75,7 @@ def cache_decoded(
         log: callback for the choice and both speeds.
 
     Raises:
-        ConfigError: the source has no fingerprint, or has masks.
+        ConfigError: the source has no fingerprint.
         StoreError: the store cannot be written.
     """
     decoded = DecodedSource(source, decode_to_store(source, folder, size, interpolation))
@@ -104,7 +111,7 @@ def decode_to_store(source: PairSource, root: Path, size: tuple[int, int], inter
         interpolation: interpolation for resizing.
 
     Raises:
-        ConfigError: the source has no fingerprint, or has masks.
+        ConfigError: the source has no fingerprint.
         StoreError: the store cannot be written.
     """
     images = source.fingerprint()
@@ -113,7 +120,13 @@ def decode_to_store(source: PairSource, root: Path, size: tuple[int, int], inter
             f"cache_images needs a source with a fingerprint; {type(source).__name__} has none; "
             "leave cache_images unset"
         )
-    identity = {"images": images, "pairs": len(source), "size": list(size), "interpolation": interpolation}
+    identity = {
+        "images": images,
+        "pairs": len(source),
+        "size": list(size),
+        "interpolation": interpolation,
+        "columns": list(_COLUMNS),
+    }
     plan = Plan(
         folder=root / f"pairs-{len(source)}x{size[0]}x{size[1]}-{fingerprint_of(identity)[:16]}",
         identity=identity,
@@ -146,16 +159,22 @@ def _batches(pairs: Iterator[PairSample], count: int) -> Iterator[Any]:
     boxes = pa.struct({"values": pa.list_(pa.float32()), "shape": pa.list_(pa.int32())})
     for start in range(0, count, _CHUNK):
         chunk = [next(pairs) for _ in range(min(_CHUNK, count - start))]
-        for sample in chunk:
-            if sample.masks is not None:
-                raise ConfigError(f"pair {sample.id!r} has masks, which are not cached; leave cache_images unset")
         images = torch.stack([torch.stack([sample.before, sample.after]) for sample in chunk])
         boxes_as_dicts = [None if sample.boxes is None else _boxes_to_dict(sample.boxes) for sample in chunk]
-        yield tensor_batch(images=images.numpy(), boxes=pa.array(boxes_as_dicts, boxes))
+        masks = [None if sample.masks is None else np.packbits(sample.masks.numpy()).tobytes() for sample in chunk]
+        yield tensor_batch(
+            images=images.numpy(), boxes=pa.array(boxes_as_dicts, boxes), masks=pa.array(masks, pa.binary())
+        )
 
 
 def _boxes_to_dict(boxes: Tensor) -> dict[str, list[float] | list[int]]:
     return {"values": boxes.flatten().tolist(), "shape": list(boxes.shape)}
+
+
+def _unpack_masks(packed: bytes, size: Sequence[int]) -> Tensor:
+    """Masks ``(2, H, W)`` from their bits."""
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=2 * size[0] * size[1])
+    return torch.from_numpy(bits.reshape(2, *size).astype(bool))
 
 
 def _resized(source: PairSource, size: tuple[int, int], interpolation: Interpolation) -> Callable[[int], PairSample]:
