@@ -115,6 +115,7 @@ def _m3diff() -> tuple[Comparison, ...]:
         ),
         mdp("plain layers of equal size over none", row="plain", over="none"),
         mdp("stateful encoder over none", row="stateful", over="none"),
+        Comparison("MDP at four depths over none, behind SmolLM2", "mdp_smollm2", "rendered", "depths", "none"),
     )
 
 
@@ -177,7 +178,8 @@ METHODS = (
         "M3Diff (MDP)",
         "python -m benchmarks.studies.mdp",
         _m3diff(),
-        "Frozen EfficientNet-lite0, rendered pairs, still camera: [notes](notes/m3diff.md#effect-of-mdp).",
+        "Frozen EfficientNet-lite0, rendered pairs, still camera: [notes](notes/m3diff.md#effect-of-mdp). The row "
+        "behind SmolLM2 has a command of its own: [there](notes/m3diff.md#behind-a-pretrained-language-model).",
     ),
     Method(
         "ProCap",
