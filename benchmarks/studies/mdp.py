@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.stateful_encoder.callback import StatefulEncoderAdapter
 from lightning_idc.models.adapter_callback import AdapterCallback
+from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.schedules import WarmupCosine
 
 ROWS = ("none", "stateful", "deepest", "plain", "depths")
@@ -99,8 +101,9 @@ def size_of_mdp(args: argparse.Namespace) -> int:
     return sum(value.numel() for value in mdp.parameters())
 
 
-def fit(row: str, seed: int, args: argparse.Namespace, features: Path) -> tuple[Any, TwoImages, SyntheticPairs, float]:
+def fit(row: str, seed: int, args: argparse.Namespace, work: Path) -> tuple[Any, TwoImages, SyntheticPairs, float]:
     """Train a row; its trainer, captioner and data, and the CPU seconds of the training."""
+    features = features_folder(args, work)
     seed_everything(seed, workers=True, verbose=False)
     data = pairs_of(args, seed)
     captioner = TwoImages(
@@ -125,17 +128,28 @@ def fit(row: str, seed: int, args: argparse.Namespace, features: Path) -> tuple[
     return trainer, captioner, data, time.process_time() - begin
 
 
-def train(row: str, seed: int, args: argparse.Namespace, features: Path) -> Tested:
-    """Train and test a row; captions and scores, with the seconds of the training."""
-    trainer, captioner, data, seconds = fit(row, seed, args, features)
-    data.batch_size = TEST_BATCH
+def features_folder(args: argparse.Namespace, work: Path) -> Path:
+    """Folder of the features of the four stages, which is the same for all settings."""
+    return (args.work or work) / "features"
+
+
+def tested(trainer: Any, captioner: PairCaptioner, data: SyntheticPairs, batch: int) -> Tested:
+    """Captions and scores of the test pairs, in batches of a size."""
+    data.batch_size = batch
     said, scores = test_captions(trainer, captioner, data)
     scores.pop("CIDEr-D")  # stands in the row already
+    return said, scores
+
+
+def train(row: str, seed: int, args: argparse.Namespace, work: Path) -> Tested:
+    """Train and test a row; captions and scores, with the seconds of the training."""
+    trainer, captioner, data, seconds = fit(row, seed, args, work)
+    said, scores = tested(trainer, captioner, data, TEST_BATCH)
     return said, {**scores, "train_cpu_seconds": seconds}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def scene_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the pairs, the encoder and its tokens."""
     parser.add_argument("--weights", type=Path, help="file of ImageNet weights; without it they are random")
     parser.add_argument("--train", type=int, default=2400)
     parser.add_argument("--test", type=int, default=500)
@@ -144,26 +158,46 @@ def main() -> None:
     parser.add_argument("--camera_jitter", type=float, default=0.0)
     parser.add_argument("--cells", type=int, default=5)
     parser.add_argument("--width", type=int, default=32)
+
+
+def run(
+    args: argparse.Namespace,
+    order: Sequence[str],
+    train_row: Callable[[str, int, argparse.Namespace, Path], Tested],
+    *packages: str,
+) -> None:
+    """Train and test the rows with all seeds, write the results and print them.
+
+    Args:
+        args: command line.
+        order: all rows of the study.
+        train_row: trains and tests a row with a seed; receives the folder of intermediate results.
+        packages: distributions whose versions matter.
+    """
+    args.encoder = "random" if args.weights is None else "ImageNet"
+    torch.set_num_threads(1)
+    rows = selected_rows(args, order)
+    study = Study.of(pairs_of(args), order, CONTROL)
+    with work_folder(args) as work:
+        for seed in args.seeds:
+            results = {
+                row: load_or_test(work / f"{row}-{seed}.json", partial(train_row, row, seed, args, work))
+                for row in rows
+            }
+            study.add(seed, results)
+            save_results(args, {"rendered": study}, *packages)
+    print_summaries({"rendered": study})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    scene_arguments(parser)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=2e-3)
     arguments(parser, (1, 2, 3, 4, 5))
-    args = parser.parse_args()
-    args.encoder = "random" if args.weights is None else "ImageNet"
-    torch.set_num_threads(1)
-    rows = selected_rows(args, ROWS)
-    study = Study.of(pairs_of(args), ROWS, CONTROL)
-    with work_folder(args) as work:
-        features = (args.work or work) / "features"
-        for seed in args.seeds:
-            results = {
-                row: load_or_test(work / f"{row}-{seed}.json", partial(train, row, seed, args, features))
-                for row in rows
-            }
-            study.add(seed, results)
-            save_results(args, {"rendered": study}, "lightning", "timm")
-    print_summaries({"rendered": study})
+    run(parser.parse_args(), ROWS, train, "lightning", "timm")
 
 
 if __name__ == "__main__":

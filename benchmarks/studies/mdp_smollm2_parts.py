@@ -188,7 +188,7 @@ class StartFrom(Callback):
     """Loads weights before the first step of a training that does not resume.
 
     Args:
-        weights: file of ``{"state": state dict of some modules, "seconds": CPU seconds}``; may be missing.
+        weights: state dict of some modules; the file may be missing.
     """
 
     def __init__(self, weights: Path) -> None:
@@ -196,7 +196,7 @@ class StartFrom(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.weights.is_file() and trainer.ckpt_path is None:
-            state = torch.load(self.weights, weights_only=True)["state"]
+            state = torch.load(self.weights, weights_only=True)
             pl_module.load_state_dict({**pl_module.state_dict(), **state})
 
 

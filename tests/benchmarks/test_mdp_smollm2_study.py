@@ -71,11 +71,11 @@ def trained(folder: Path, work: str, monkeypatch: pytest.MonkeyPatch, *options: 
     """Weights at the end of a training."""
     weights: dict[str, torch.Tensor] = {}
 
-    def keep_weights(trainer: Any, captioner: PrefixCaptioner, data: Any) -> Any:
+    def copy_weights(trainer: Any, captioner: PrefixCaptioner, *unused: Any) -> Any:
         weights.update({name: value.clone() for name, value in captioner.state_dict().items()})
         raise SystemExit("trained")
 
-    monkeypatch.setattr(mdp_smollm2, "test_captions", keep_weights)
+    monkeypatch.setattr(mdp_smollm2, "tested", copy_weights)
     command = [*SMALL.split(), *options, "--work", str(folder / work), "--cache", str(folder / "cache")]
     monkeypatch.setattr(sys, "argv", ["mdp_smollm2", *command])
     with pytest.raises(SystemExit) as stopped:
@@ -91,8 +91,8 @@ def test_the_weights_of_the_warm_up_are_those_at_the_first_step(
 ) -> None:
     options = ["--warm_epochs", "20", "--rate", "1e-12", "--lora_rate", "1e-12"]
     weights = trained(tmp_path, "work", monkeypatch, *options)
-    (file,) = tmp_path.glob("work/*/depths-1.warm")
-    state = torch.load(file, weights_only=True)["state"]
+    (file,) = tmp_path.glob("work/*/depths-1-warm.pt")
+    state = torch.load(file, weights_only=True)
     assert {name.split(".")[0] for name in state} == {"net", "adapters"}
     assert state["adapters.mdp.mdp.out.weight"].abs().max() > 1e-3  # 0 when untrained
     for name, value in state.items():
