@@ -179,7 +179,7 @@ METHODS = (
         "python -m benchmarks.studies.mdp",
         _m3diff(),
         "Frozen EfficientNet-lite0, rendered pairs, still camera: [notes](notes/m3diff.md#effect-of-mdp). The row "
-        "behind SmolLM2 has a command of its own: [there](notes/m3diff.md#behind-a-pretrained-language-model).",
+        "behind SmolLM2 has [a command of its own](notes/m3diff.md#behind-a-pretrained-language-model).",
     ),
     Method(
         "ProCap",
