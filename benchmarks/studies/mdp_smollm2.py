@@ -24,7 +24,6 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -32,9 +31,8 @@ from benchmarks.harness import adamw, quiet_trainer
 from benchmarks.studies.harness import Tested, arguments, figures_of
 from benchmarks.studies.mdp import added, features_folder, fit, pairs_of, run, scene_arguments, tested
 from benchmarks.studies.mdp_parts import stored_stages
-from benchmarks.studies.mdp_smollm2_parts import PrefixCaptioner, Progress, StartFrom, lora
+from benchmarks.studies.mdp_smollm2_parts import PrefixCaptioner, Progress, StartFrom, lora, save_between
 from lightning_idc.models.schedules import WarmupCosine
-from lightning_idc.utils.files import atomic_write
 
 ROWS = ("none", "plain", "depths")
 TEST_BATCH = 50
@@ -46,10 +44,7 @@ def warm_up(row: str, seed: int, args: argparse.Namespace, work: Path, weights: 
     """Train the captioner of ``mdp.py``, and write the weights between encoder and captioner; the CPU seconds."""
     settings = {"layers": 2, "epochs": args.warm_epochs, "batch": 32, "rate": 2e-3}
     _, captioner, _, seconds = fit(row, seed, argparse.Namespace(**{**vars(args), **settings}), work)
-    state = {
-        name: value for name, value in captioner.state_dict().items() if name.startswith(("net.backbone.", "adapters."))
-    }
-    atomic_write(weights, partial(torch.save, state))
+    save_between(captioner, weights)
     return {"warm_cpu_seconds": seconds}
 
 

