@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.devices import on_gpu
+from helpers.once import made_once
 from helpers.plugins import (
     ADAPTERS,
     ADDONS,
@@ -214,8 +215,8 @@ def test_accumulating_four_batches_of_one_equals_one_of_four(name: str, tmp_path
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All plug-ins, one after the other, in two processes that are started once."""
-    out = tmp_path_factory.mktemp("two")
-    launch(Path(__file__).with_name("plugin_processes.py"), out / "found.pt", processes=2)
+    script = Path(__file__).with_name("plugin_processes.py")
+    out = made_once(tmp_path_factory, "plugins", lambda out: launch(script, out / "found.pt", processes=2))
     found: dict[str, Any] = torch.load(out / "found.pt", weights_only=True)
     return found
 

@@ -16,6 +16,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -34,12 +35,12 @@ class Server:
     """Answers clients until its standard input ends, which is the end of the tests.
 
     Args:
-        address: path of its socket.
+        address: path of its socket, in a folder that it removes at its end.
         executable: file that starts a client, which a forked process has as its ``sys.executable``.
     """
 
     def __init__(self, address: str, executable: str) -> None:
-        self.executable = executable
+        self.folder, self.executable = Path(address).parent, executable
         self.path = [folder for folder in sys.path if folder not in OWN_FOLDERS]
         self.listening = socket.socket(socket.AF_UNIX)
         self.listening.bind(f"{address}.new")
@@ -64,6 +65,7 @@ class Server:
     def stop(self) -> NoReturn:
         for pid in self.clients:
             self.kill(pid)
+        shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(0)
 
     def kill(self, pid: int) -> None:

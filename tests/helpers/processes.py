@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
+from uuid import uuid4
 
 import torch
 from lightning.fabric.utilities import registry
@@ -58,10 +58,25 @@ def forking_python() -> str:
     """A file that stands for ``sys.executable`` where a test starts processes whose imports are not what it tests.
 
     Its processes are forked from one that has torch and Lightning imported, which saves ten seconds each; see
-    fork_server.py. They end with the tests. A process that is killed by SIGKILL ends a moment after its client.
+    fork_server.py. One server is started for all processes of xdist. Its processes end with the tests. A process that
+    is killed by SIGKILL ends a moment after its client.
     """
-    folder = Path(tempfile.mkdtemp(prefix="fork-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid4().hex
+    folder = Path(tempfile.gettempdir()) / f"fork-{run}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "tests").exists():
+            os.mkfifo(folder / "tests")
+        # the server's standard input, which is at its end when no process of the tests has it open for writing
+        os.open(folder / "tests", os.O_RDWR)
+        if not (folder / "socket").exists():
+            start_fork_server(folder)
+    return str(folder / "python")
+
+
+def start_fork_server(folder: Path) -> None:
+    """Start the server, which removes the folder at its end, and wait until it listens."""
     address, executable = folder / "socket", folder / "python"
     client = [sys.executable, "-IS", str(HELPERS / "fork_client.py"), str(address)]
     executable.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n', encoding="utf-8")
@@ -69,11 +84,11 @@ def forking_python() -> str:
     server = [sys.executable, str(HELPERS / "fork_server.py"), str(address), str(executable), *IMPORTED]
     # a library that starts threads when it is imported would leave its children without them
     environment = {**os.environ, **ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"}
-    process = subprocess.Popen(server, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+    with (folder / "tests").open("rb") as tests:
+        process = subprocess.Popen(server, env=environment, stdin=tests, start_new_session=True)
     while not address.exists():
         assert process.poll() is None, "the server of forked processes has ended"
         time.sleep(0.01)
-    return str(executable)
 
 
 def launch(script: Path, *arguments: str | Path, processes: int = 1) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.once import made_once
 from helpers.processes import launch
 from helpers.vlm_tiny import architecture, captioner, tokenizer
 from safetensors.torch import load_file
@@ -46,7 +47,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ``single`` and ``two`` are in float32, ``bf16`` in bfloat16. ``exact`` and ``low`` begin with a published model,
     ``low`` in bfloat16.
     """
-    out = tmp_path_factory.mktemp("trained")
+    return made_once(tmp_path_factory, "vlm_distributed", train)
+
+
+def train(out: Path) -> None:
     for name in ("single", "two", "bf16", "exact", "low"):
         (out / name).mkdir()
     for name in ("exact", "low"):
@@ -69,7 +73,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     launch(LAUNCHED, *map(str, alone))
     launch(LAUNCHED, *map(str, two), processes=2)
-    return out
 
 
 @pytest.mark.dist

@@ -1,0 +1,35 @@
+"""Folders that the processes of xdist share, so that what takes long is done once in a run of the tests."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Folder that the first process to need it fills; tests must leave it as it is.
+
+    xdist may divide the tests of a module between its processes, each of which would otherwise fill one.
+
+    Args:
+        factory: fixture ``tmp_path_factory``.
+        name: name of the folder, and of no other one in this run.
+        make: fills the folder, which is empty. When it fails, the next process tries again.
+    """
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder, complete = root / name, root / f"{name}.complete"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not complete.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            complete.touch()
+    return folder
