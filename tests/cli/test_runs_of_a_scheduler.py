@@ -6,8 +6,8 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN_AND_TEST = RECIPE.replace("  first: {run: fit, model: {class: toy_idc.Other, width: 2}}\n", "")
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.use_distributed_sampler", "false"]
 COMMAND = ["-m", "lightning_idc", "run", "toy.yaml", "--out", "out", *TWO]
+IMPATIENT = """
+import sys
+from lightning_idc.cli import main
+from lightning_idc.cli.recipes import launch
+launch.SECONDS_TO_FOLLOW = 2
+sys.exit(main())
+"""
+"""The command, whose process waits for two seconds and not for thirty for the others to end by themselves."""
 SCHEDULERS = ("SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "KUBERNETES_PORT")
 
 
@@ -57,12 +65,12 @@ def free_port() -> int:
         return int(result.getsockname()[1])
 
 
-def tasks_of(folder: Path, *arguments: str, python: str | None = None) -> list[subprocess.Popen[str]]:
+def tasks_of(folder: Path, *arguments: str, command: Sequence[str] = COMMAND) -> list[subprocess.Popen[str]]:
     """Both tasks, started."""
     port = free_port()
     return [
         subprocess.Popen(
-            [python or forking_python(), *COMMAND, *arguments],
+            [forking_python(), *command, *arguments],
             cwd=folder,
             env={**environment(), **slurm_task(rank, port)},
             stdout=subprocess.PIPE,
@@ -133,14 +141,15 @@ def test_a_stage_that_fails_in_one_process_ends_the_run_in_both(tmp_path: Path) 
 def test_a_task_that_is_killed_before_the_processes_meet_ends_the_other(tmp_path: Path) -> None:
     """It would wait for half an hour, which is the time limit of the backend."""
     (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
-    # they import torch for seconds, in which one of them can be killed
-    first, second = tasks_of(tmp_path, python=sys.executable)
+    impatient = ["-c", IMPATIENT, *COMMAND[2:]]
+    first, second = tasks_of(tmp_path, "--stages.second.model.class", "toy_idc.OneRankWaits", command=impatient)
     try:
-        held = tmp_path / "out" / ".ranks" / "1"
+        begun = [tmp_path / f"begun-{rank}" for rank in (0, 1)]
         until = time.monotonic() + 60
-        while not held.exists() and time.monotonic() < until:
+        while not all(path.exists() for path in begun) and time.monotonic() < until:
             time.sleep(0.1)
-        time.sleep(1.5)  # until the other one has seen it
+        assert first.poll() is None and second.poll() is None
+        time.sleep(1.5)  # the first looks for the other one once a second
         second.kill()
         assert first.wait(120) == 1
         assert "another process of this run has ended" in first.communicate()[0]

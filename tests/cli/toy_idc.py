@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,6 +83,17 @@ class OneRankFails(Base):
         if self.global_rank == 1 and batch_idx == 1:
             raise DataError("this process fails")
         return super().training_step(batch, batch_idx)
+
+
+class OneRankWaits(Base):
+    """The second of two processes waits before it meets the first."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        rank = os.environ["SLURM_PROCID"]
+        Path(f"begun-{rank}").touch()
+        while rank == "1":
+            time.sleep(1)
 
 
 class Other(Base):
