@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.processes import forking_python
 
 pytestmark = pytest.mark.slow
 nbformat = pytest.importorskip("nbformat", reason="needs the extra dev")
@@ -29,11 +31,18 @@ def ran(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(folder / "cache"))
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    monkeypatch.setenv("JUPYTER_PATH", str(folder / "jupyter"))
+    kernel = {"argv": [forking_python(), "-m", "ipykernel_launcher", "-f", "{connection_file}"], "language": "python"}
+    (folder / "jupyter" / "kernels" / "forked").mkdir(parents=True)
+    (folder / "jupyter" / "kernels" / "forked" / "kernel.json").write_text(
+        json.dumps({**kernel, "display_name": "forked"}), encoding="utf-8"
+    )
     shutil.copy(NOTEBOOKS / name, folder)
     notebook = nbformat.read(folder / name, as_version=4)
     nbformat.validate(notebook)
     stored = printed(notebook)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    where = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=300, resources=where, kernel_name="forked").execute()
     assert printed(notebook) == stored, "the outputs that readers see are of an earlier version: run it again"
     outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [o["text"] for o in outputs if o.get("name") == "stderr" and "Traceback" in o["text"]]
