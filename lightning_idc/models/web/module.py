@@ -36,6 +36,8 @@ CHUNK = 64
 """Number of pairs that are measured at once for the trees."""
 MIN_IOU = 0.5
 """Overlap above which a candidate is the box of the element, as in the protocol ``diffspot``."""
+MARGIN = 8
+"""Pixels around the element in which the centre of a candidate still is in it, as in the protocol ``diffspot``."""
 
 
 class WebCaptioner(PairCaptioner):
@@ -89,8 +91,8 @@ class WebCaptioner(PairCaptioner):
         for start in range(0, len(dataset), CHUNK):
             batch = self.collate([dataset[index] for index in range(start, min(start + CHUNK, len(dataset)))])
             inputs, sentences = self._inputs(batch), self._sentences(batch)
-            is_element, _ = _overlaps(inputs["boxes"], batch.boxes)
-            columns = inputs["values"], inputs["details"], sentences, is_element
+            places, _ = places_of(inputs["boxes"], batch.boxes)
+            columns = inputs["values"], inputs["details"], sentences, places
             parts.append(tuple(column[~inputs["is_same"]] for column in columns))
         measures, details, sentences, boxes = (torch.cat(part) for part in zip(*parts, strict=True))
         if len(measures):
@@ -121,7 +123,7 @@ class WebCaptioner(PairCaptioner):
     def encode(self, batch: PairBatch) -> PairFeatures:
         inputs = self._inputs(batch)
         log_probs, probabilities = self.built_net(inputs["values"], inputs["details"], inputs["is_same"])
-        best = probabilities.argmax(1)
+        best = probabilities.sum(-1).argmax(1)
         boxes = inputs["boxes"][torch.arange(len(best), device=best.device), best]
         return PairFeatures(log_probs[:, None], extras={"boxes": boxes, "is_same": inputs["is_same"]})
 
@@ -134,19 +136,19 @@ class WebCaptioner(PairCaptioner):
 
     def training_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         inputs = self._inputs(batch)
-        # (M, B, S), (M, B, N)
+        # (M, B, S), (M, B, N, 2)
         log_probs, boxes = self.built_net.member_log_probs(inputs["values"], inputs["details"], inputs["is_same"])
         indices = self._sentences(batch)
         is_changed = ~inputs["is_same"]
         chosen = log_probs.gather(-1, indices.expand(len(log_probs), -1)[..., None])[..., 0]  # (M, B)
         caption_loss = -(chosen * is_changed).sum(1).mean() / is_changed.sum().clamp(min=1)
         self.log("train/caption_loss", caption_loss.detach(), batch_size=len(batch))
-        targets, has_box = _overlaps(inputs["boxes"], batch.boxes)  # (B, N), (B,)
+        targets, has_box = places_of(inputs["boxes"], batch.boxes)  # (B, N, 2), (B,)
         has_box &= is_changed
         if not bool(has_box.any()):
             return caption_loss
         box_loss = nn.functional.binary_cross_entropy_with_logits(
-            boxes[:, has_box], targets[has_box].expand(len(boxes), -1, -1)
+            boxes[:, has_box], targets[has_box].expand(len(boxes), -1, -1, -1)
         )
         return caption_loss + self.hparams["box_weight"] * box_loss
 
@@ -173,8 +175,10 @@ def _padded(image: Tensor, height: int, width: int) -> Tensor:
     return nn.functional.pad(image, (0, missing[0], 0, missing[1])) if any(missing) else image
 
 
-def _overlaps(candidates: Tensor, boxes: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Whether candidates ``(B, N, 4)`` are the box of the element before or after ``(B, N)``, and whether there is one.
+def places_of(candidates: Tensor, boxes: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+    """Whether the centre of candidates ``(B, N, 4)`` is in the element before or after, and whether they are its box.
+
+    Both as ``(B, N, 2)``, and whether there is an element ``(B,)``.
 
     Args:
         candidates: boxes of the first image.
@@ -186,5 +190,8 @@ def _overlaps(candidates: Tensor, boxes: Sequence[Tensor | None]) -> tuple[Tenso
     sides = torch.minimum(first[..., 2:], second[..., 2:]) - torch.maximum(first[..., :2], second[..., :2])
     overlap = sides.clamp(min=0).prod(-1)
     areas = sum((box[..., 2:] - box[..., :2]).prod(-1) for box in (first, second))
-    is_element = (overlap / (areas - overlap) > MIN_IOU).any(-1)  # comparisons with NaN are false
-    return is_element.float(), elements.isfinite().all(-1).any(-1)
+    center = (first[..., :2] + first[..., 2:]) / 2
+    is_inside = ((center >= second[..., :2] - MARGIN) & (center <= second[..., 2:] + MARGIN)).all(-1)
+    is_element = overlap / (areas - overlap) > MIN_IOU
+    places = torch.stack([is_inside, is_element], -1).any(2)  # comparisons with NaN are false
+    return places.float(), elements.isfinite().all(-1).any(-1)

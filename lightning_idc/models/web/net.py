@@ -6,7 +6,9 @@
    ``forward`` takes the mean of the probabilities over the members, and mixes it with the answer of ``forest``, trees
    on the same measures, once they are grown;
 4. ``choosers`` and ``choice_forest``: the details of a box (B, N, D), and what step 2 says of the change, to whether
-   the box is the element (B, N); the same networks and trees for all boxes, which also read its number;
+   its centre is in the element, and whether it is the element (B, N, 2); the same networks and trees for all boxes,
+   which also read its number. The box with the largest sum of both is the answer: where a page wraps anew, the box that
+   most probably is the element is often one of several at other places, of which none is probable;
 5. ``logits`` and ``step``: log-probability of the next word, summed over the sentences that begin with the words
    so far.
 """
@@ -36,6 +38,10 @@ OUTPUT_WEIGHTS = (1.0, 0.2, 0.1)
 """Weights of operator, value and kind in the splits of the forest."""
 CHOOSER_WIDTH = 32
 """Hidden width of the networks that choose a box."""
+PLACES = 2
+"""Questions about a box: whether its centre is in the element, and whether it overlaps it by more than one half."""
+CHOICE_NODES = 2
+"""Largest size of a tree that chooses a box, relative to the others: there are 24 boxes for each pair."""
 
 
 def _choices(details: Tensor, answers: Tensor) -> Tensor:
@@ -73,7 +79,7 @@ class WebNet(nn.Module):
         width: hidden width of a member.
         members: number of networks of the ensemble.
         dropout: dropout probability.
-        trees: number of trees; 0 for networks only. Half as many choose the box.
+        trees: number of trees; 0 for networks only. Half as many choose the box, with up to twice as many nodes.
         nodes: largest number of nodes of a tree.
     """
 
@@ -100,8 +106,8 @@ class WebNet(nn.Module):
         self.members = Members(members, measures, width, sum(self.sections), dropout)
         self.forest = Forest(trees, nodes, sum(self.sections))
         self.norm = nn.BatchNorm1d(measures, affine=False)
-        self.choosers = Members(members, sum(boxes) + sum(self.sections[:2]), CHOOSER_WIDTH, 1, dropout)
-        self.choice_forest = Forest((trees + 1) // 2, nodes, 1)
+        self.choosers = Members(members, sum(boxes) + sum(self.sections[:2]), CHOOSER_WIDTH, PLACES, dropout)
+        self.choice_forest = Forest((trees + 1) // 2, CHOICE_NODES * (nodes - 1) + 1, PLACES)
         self.choice_norm = nn.BatchNorm1d(boxes[1], affine=False)
         rows = [
             (operator, value, kind)
@@ -119,7 +125,7 @@ class WebNet(nn.Module):
         self.register_buffer("allowed", torch.tensor(is_allowed), persistent=False)
 
     def member_log_probs(self, measures: Tensor, details: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities ``(M, B, S)`` of the sentences, and logits ``(M, B, N)`` of the boxes, for each member.
+        """Log-probabilities ``(M, B, S)`` of the sentences, and logits ``(M, B, N, 2)`` of the boxes, for each member.
 
         Args:
             measures: ``(B, F)``.
@@ -131,7 +137,7 @@ class WebNet(nn.Module):
         answers = torch.cat([operators.softmax(-1), values.softmax(-1)], -1).mean(0)
         is_changed = (~is_same).repeat_interleave(details.shape[1])
         standard = standardised(details.flatten(0, 1), is_changed, self.choice_norm).view_as(details)
-        boxes = self.choosers(_choices(standard, answers).flatten(0, 1)).view(len(outputs), *details.shape[:2])
+        boxes = self.choosers(_choices(standard, answers).flatten(0, 1)).view(len(outputs), *details.shape[:2], PLACES)
         return self._log_probs(outputs, is_same), boxes
 
     def _log_probs(self, outputs: Tensor, is_same: Tensor) -> Tensor:
@@ -157,7 +163,7 @@ class WebNet(nn.Module):
             measures: ``(P, F)``.
             details: of each box ``(P, N, D)``.
             sentences: index of the sentence of each pair ``(P,)``.
-            boxes: whether each box is the element ``(P, N)``.
+            boxes: whether the centre of each box is in the element, and whether it is the element ``(P, N, 2)``.
             seed: seed of the trees.
         """
         operator, value, kind = self.choices[sentences.to(self.choices.device)].cpu().unbind(1)
@@ -177,11 +183,11 @@ class WebNet(nn.Module):
                 other.grow(measures[~half].numpy(), labels[~half.numpy()], weights, seed)
                 answers[half] = other(measures[half])
         choices = _choices(details.float().cpu(), answers[:, : sum(self.sections[:2])])
-        is_element = boxes.float().cpu().reshape(-1, 1).numpy()
-        self.choice_forest.grow(choices.flatten(0, 1).numpy(), is_element, np.ones(1, np.float32), seed)
+        places = boxes.float().cpu().flatten(0, 1).numpy()
+        self.choice_forest.grow(choices.flatten(0, 1).numpy(), places, np.ones(PLACES, np.float32), seed)
 
     def forward(self, measures: Tensor, details: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities ``(B, S)`` and probabilities of boxes ``(B, N)`` of the ensemble; arguments as above."""
+        """Log-probabilities ``(B, S)`` and probabilities of boxes ``(B, N, 2)`` of the ensemble; arguments as above."""
         log_probs, logits = self.member_log_probs(measures, details, is_same)
         mean, boxes = log_probs.logsumexp(0) - math.log(len(log_probs)), logits.sigmoid().mean(0)
         if not self.forest.is_grown:
