@@ -101,6 +101,7 @@ def _namc() -> tuple[Comparison, ...]:
 def _m3diff() -> tuple[Comparison, ...]:
     """Table 6, and what the paper does not have: one depth, another adapter, and layers of equal size."""
     mdp = partial(Comparison, file="mdp", world="rendered")
+    language = partial(Comparison, file="mdp_smollm2", world="rendered")
     return (
         mdp("MDP at four depths over none", row="depths", over="none"),
         mdp("MDP at the deepest stage over none", row="deepest", over="none"),
@@ -115,7 +116,9 @@ def _m3diff() -> tuple[Comparison, ...]:
         ),
         mdp("plain layers of equal size over none", row="plain", over="none"),
         mdp("stateful encoder over none", row="stateful", over="none"),
-        Comparison("MDP at four depths over none, behind SmolLM2", "mdp_smollm2", "rendered", "depths", "none"),
+        language("MDP at four depths over none, behind SmolLM2", row="depths", over="none"),
+        language("MDP at four depths over plain layers, behind SmolLM2", row="depths", over="plain"),
+        language("plain layers over none, behind SmolLM2", row="plain", over="none"),
     )
 
 
