@@ -181,8 +181,8 @@ METHODS = (
         "M3Diff (MDP)",
         "python -m benchmarks.studies.mdp",
         _m3diff(),
-        "Frozen EfficientNet-lite0, rendered pairs, still camera: [notes](notes/m3diff.md#effect-of-mdp). The row "
-        "behind SmolLM2 has [a command of its own](notes/m3diff.md#behind-a-pretrained-language-model).",
+        "Frozen EfficientNet-lite0, rendered pairs, still camera: [notes](notes/m3diff.md#effect-of-mdp). The rows "
+        "behind SmolLM2 have [a command of their own](notes/m3diff.md#behind-a-pretrained-language-model).",
     ),
     Method(
         "ProCap",
