@@ -30,9 +30,15 @@ def public_names(stub: str | Path) -> dict[str, tuple[str, str]]:
 
 def exporter_of(name: str, library: str) -> str | None:
     """Package of the library that exports a name, such as ``lightning_idc.data``; None if no package does."""
+    return _exporters(library).get(name)
+
+
+@cache
+def _exporters(library: str) -> dict[str, str]:
+    """Map each public name of a library to its package; the first of the alphabet if several export it."""
     folder = Path(importlib.import_module(library).__path__[0])
-    owners = (stub.parent.name for stub in sorted(folder.glob("*/__init__.pyi")) if name in public_names(stub))
-    return next((f"{library}.{owner}" for owner in owners), None)
+    stubs = sorted(folder.glob("*/__init__.pyi"), reverse=True)
+    return {name: f"{library}.{stub.parent.name}" for stub in stubs for name in public_names(stub)}
 
 
 def _is_import(frame: FrameType) -> bool:

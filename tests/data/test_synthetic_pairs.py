@@ -6,12 +6,12 @@ import errno
 import pickle
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.processes import forking_python
 
 from lightning_idc.data.store.manifest import Manifest
 from lightning_idc.data.synthetic import ObjectCells, SyntheticCells, SyntheticPairs, SyntheticSource
@@ -192,7 +192,7 @@ print(len(made))
 @pytest.mark.slow
 def test_two_processes_render_once(tmp_path: Path) -> None:
     racers = [
-        subprocess.Popen([sys.executable, "-c", RACE, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([forking_python(), "-c", RACE, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     rendered = [int(racer.communicate(timeout=120)[0]) for racer in racers]

@@ -8,7 +8,6 @@ import json
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -74,9 +73,9 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def start(model: Path, port: int, *more: str, python: str = sys.executable) -> subprocess.Popen[str]:
+def start(model: Path, port: int, *more: str) -> subprocess.Popen[str]:
     arguments = ["serve", "--model", str(model), "--port", str(port), "--max_mb", str(MB), "--timeout", "3", *more]
-    command = [python, "-m", "lightning_idc", *arguments]
+    command = [forking_python(), "-m", "lightning_idc", *arguments]
     return subprocess.Popen(command, cwd=model.parent, stderr=subprocess.PIPE, text=True)
 
 
@@ -275,7 +274,7 @@ def test_the_page_by_keyboard_and_by_rules_of_accessibility(server: Client) -> N
 
 def test_connections_are_bounded(model: Path, draw: Draw) -> None:
     port, image = free_port(), draw("a.png").read_bytes()
-    process = start(model, port, "--connections", "3", python=forking_python())
+    process = start(model, port, "--connections", "3")
     try:
         client = ready(process, port)
         idle = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(40)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from helpers.processes import forking_python
 
 import lightning_idc
 from lightning_idc.serve import answer_pairs
@@ -58,7 +58,7 @@ def test_an_agent_is_answered_as_python_answers(model: Path, draw: Callable[...,
 
     pair = [draw("a.png"), draw("b.png", square=(16, 8), size=(32, 32))]
     arguments = ["-m", "lightning_idc", "mcp", "--model", str(model), "--folders", str(tmp_path)]
-    server = StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ), cwd=Path.cwd())
+    server = StdioServerParameters(command=forking_python(), args=arguments, env=dict(os.environ), cwd=Path.cwd())
 
     sample = lightning_idc.sample_pair()[0]
 

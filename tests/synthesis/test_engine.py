@@ -6,17 +6,15 @@ import json
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import subprocess
-import sys
 import time
 import tracemalloc
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.processes import TESTS
+from helpers.processes import TESTS, forking_python
 from helpers.toy_stages import Numbers, Shade, digests, everything, shard, shards_of
 from PIL import Image
 
@@ -283,15 +281,14 @@ def test_image_format(tmp_path: Path, image_format: str, start: bytes) -> None:
 def test_many_decoded_images_need_few_open_files(tmp_path: Path) -> None:
     """The paper's filter reads 128 pairs a step; a descriptor for each picture would end the run."""
     script = (
-        "import sys, torch; from helpers.toy_stages import Numbers, Shade; "
+        "import resource, sys, torch; from helpers.toy_stages import Numbers, Shade; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])); "
         "from lightning_idc.synthesis.run import run; "
         "print(len(run(Shade(), Numbers(1500), sys.argv[1], batch_size=1200, shard_size=1500, num_workers=8)))"
     )
-    limit = (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "a")],
+        [forking_python(), "-c", script, str(tmp_path / "a")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
         capture_output=True,
         text=True,
     )

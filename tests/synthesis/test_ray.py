@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.processes import TESTS
+from helpers.processes import TESTS, forking_python
 from helpers.toy_stages import Numbers, Shade, digests, everything, shards_of
 
 from lightning_idc.synthesis.run import run
@@ -25,6 +25,7 @@ from helpers.toy_stages import Shade
 from lightning_idc.synthesis.ray import RayPool
 from lightning_idc.synthesis.run import Job
 sizes = {"batch_size": 4, "shard_size": 6}
+sys.executable = sys.argv[4]  # Ray's own processes are started as those of a user
 pool = RayPool(workers=2, num_cpus=0.5, retries=20)
 pool.launch(Shade(seed=1, wait_for=sys.argv[3]), Job(sys.argv[1], sys.argv[2], **sizes))
 """
@@ -63,7 +64,7 @@ def test_killed_workers_do_not_change_the_bytes(tmp_path: Path) -> None:
     killer.start()
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(source), str(target), str(tmp_path / "killed")],
+        [forking_python(), "-c", SCRIPT, str(source), str(target), str(tmp_path / "killed"), sys.executable],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TEST_RUN": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,
