@@ -293,7 +293,7 @@ def test_losses_and_gradients_are_finite_under_autocast(
         model = CAPTIONERS[kind](dropout=0.0)
         rebuild = MaskedReconstruction(**{"tokenizer": tokenizer(), **ENCODERS[kind], **options})
         fit(model, [NoiseMasking(encoder_for(data)), rebuild], data, tmp_path, max_steps=0)
-        batch = collated(model, data, 4)
+        batch = collated(model, data, 2)
         expected = addon_losses(model, batch)
         with torch.autocast("cpu", dtype):
             actual = addon_losses(model, batch)
