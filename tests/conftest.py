@@ -39,18 +39,22 @@ sys.dont_write_bytecode = False
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files with slow tests first, and tests with the same value of their file's ``GROUPED_BY`` one after another.
+    """Run files with tests in several processes first, then those with slow tests, then all others.
 
-    A slow test that is begun last keeps a single process busy at the end. What a group shares, such as a training, is
-    otherwise made in each process of xdist.
+    A slow test that is begun last keeps a single process busy at the end; so does one that all wait for, since its
+    training is shared. Tests with the same value of their file's ``GROUPED_BY`` run one after another: what a group
+    shares, such as a training, is otherwise made in each process of xdist.
     """
-    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("dist")}
+    turn: dict[Path, int] = {}
+    for item in items:
+        marked = [item.get_closest_marker(name) is not None for name in ("dist", "slow")]
+        turn[item.path] = min(turn.get(item.path, 2), [*marked, True].index(True))
     first: dict[tuple[Path, Any], int] = {}
     positions = {
         item: first.setdefault((item.path, value), index) if value is not None else index
         for index, (item, value) in enumerate((item, _group(item)) for item in items)
     }
-    items.sort(key=lambda item: (item.path not in slow, positions[item]))
+    items.sort(key=lambda item: (turn[item.path], positions[item]))
 
 
 def _group(item: pytest.Item) -> Any:
