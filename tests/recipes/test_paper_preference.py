@@ -196,5 +196,10 @@ def assert_a_server_draws_the_same(here: Path, own: Path, expected: dict[str, to
         out = grpo_vlm(here, "served", "cider", **{"matrix.rollouts": "server", **urls})
     found = weights(best(out, "grpo"))
     assert len(server.requests) >= 3 and len(server.loaded) >= 2
+    start = weights(sft)
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        before = start.get(name, value)
+        # the first step of Adam is as large for a gradient that is only rounding as for any other one, so single
+        # weights may differ by a part of a step; the update of a tensor may not
+        difference, moved = (found[name] - value).norm(), (value - before).norm()
+        assert difference <= 0.02 * moved, f"{name}: {difference:.1e} apart after an update of {moved:.1e}"
