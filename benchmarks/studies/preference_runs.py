@@ -32,8 +32,8 @@ from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.models.pretraining.cell_classification import ObjectNaming
 from lightning_idc.models.schedules import WarmupCosine
 
-CELLS, WIDTH, LORA_RANK = 5, 32, 16
-"""Settings of ``mdp.py`` and ``mdp_smollm2.py``."""
+CELLS, WIDTH, LORA_RANK, LORA_RATE = 5, 32, 16, 0.5
+"""Settings of ``mdp.py`` and ``mdp_smollm2.py``; the learning rate of LoRA is relative to that of all else."""
 FIGURES = ("forced_choice", "missed_change", "invented_change")
 WORLDS: dict[str, tuple[float, float]] = {
     "vague": (0.0, 0.6),
@@ -182,14 +182,13 @@ class EncoderRun(Run):
     scenes: ClassVar[Mapping[str, Any]] = {"render_size": 160, "things": (2, 3), "camera_jitter": 0.0}
 
     def captioner(self, rate: float, **options: Any) -> PairCaptioner:
-        return TwoImages(
-            weights=None if self.args.weights is None else str(self.args.weights),
-            cells=CELLS,
-            width=WIDTH,
-            optimizer=adamw(rate),
-            schedule=WarmupCosine(0.05),
-            **options,
-        )
+        return self.on_encoder(TwoImages, rate, **options)
+
+    def on_encoder(self, captioner: type[PairCaptioner], rate: float, **options: Any) -> PairCaptioner:
+        """A captioner of a class that reads the tokens of the encoder."""
+        weights = None if self.args.weights is None else str(self.args.weights)
+        tokens = {"weights": weights, "cells": CELLS, "width": WIDTH}
+        return captioner(**tokens, optimizer=adamw(rate), schedule=WarmupCosine(0.05), **options)
 
     def parts(self) -> list[Callback]:
         stored = self.folder.parent / f"features-{self.world}"  # the same for all seeds
@@ -208,16 +207,8 @@ class LanguageRun(EncoderRun):
     scenes: ClassVar[Mapping[str, Any]] = {**EncoderRun.scenes, "batch_size": 8}
 
     def captioner(self, rate: float, **options: Any) -> PairCaptioner:
-        options["learning_rates"] = {"language": 0.5, **(options.get("learning_rates") or {})}
-        return PrefixCaptioner(
-            language=self.args.language_model,
-            weights=None if self.args.weights is None else str(self.args.weights),
-            cells=CELLS,
-            width=WIDTH,
-            optimizer=adamw(rate),
-            schedule=WarmupCosine(0.05),
-            **options,
-        )
+        options["learning_rates"] = {"language": LORA_RATE, **(options.get("learning_rates") or {})}
+        return self.on_encoder(PrefixCaptioner, rate, language=self.args.language_model, **options)
 
     def parts(self) -> list[Callback]:
         return [*super().parts(), lora(LORA_RANK)]

@@ -89,7 +89,7 @@ def runs(line: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.diff(np.r_[0, line.astype(np.int8), 0])).reshape(-1, 2)
 
 
-def longest_common(similar: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _longest_common(similar: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the longest common subsequence of two sequences, from the matrix of what is similar ``(N, M)``."""
     lengths = np.zeros(np.add(similar.shape, 1), int)
     for i in range(similar.shape[0] - 1, -1, -1):
@@ -113,7 +113,7 @@ def _matched(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
     sizes = np.abs(first[:, None, 2:4] - second[None, :, 2:4]).max(-1, initial=0)
     area = np.abs(first[:, None, 4] - second[None, :, 4])
     similar = (sizes <= 1) & (area <= 2 + 0.2 * first[:, None, 4])
-    i, j = longest_common(similar)
+    i, j = _longest_common(similar)
     count, along, down = len(i), second[j, 0] - first[i, 0], second[j, 1] - first[i, 1]
     slope = float(np.polyfit(first[i, 0], along, 1)[0]) * 100 if count > 2 and np.ptp(first[i, 0]) > 0 else 0.0
     skipped = [float(k[0]) if count else -1.0 for k in (i, j)]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.images.types import PairBatch, PairFeatures, PairSample
+from lightning_idc.metrics.diffspot import MARGIN, MIN_IOU
 from lightning_idc.metrics.page_sentences import NOTHING, all_sentences
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.web.candidates import CANDIDATES
@@ -34,10 +35,6 @@ from lightning_idc.utils.errors import DataError
 
 CHUNK = 64
 """Number of pairs that are measured at once for the trees."""
-MIN_IOU = 0.5
-"""Overlap above which a candidate is the box of the element, as in the protocol ``diffspot``."""
-MARGIN = 8
-"""Pixels around the element in which the centre of a candidate still is in it, as in the protocol ``diffspot``."""
 
 
 class WebCaptioner(PairCaptioner):
@@ -91,8 +88,8 @@ class WebCaptioner(PairCaptioner):
         for start in range(0, len(dataset), CHUNK):
             batch = self.collate([dataset[index] for index in range(start, min(start + CHUNK, len(dataset)))])
             inputs, sentences = self._inputs(batch), self._sentences(batch)
-            places, _ = places_of(inputs["boxes"], batch.boxes)
-            columns = inputs["values"], inputs["details"], sentences, places
+            labels, _ = box_labels(inputs["boxes"], batch.boxes)
+            columns = inputs["values"], inputs["details"], sentences, labels
             parts.append(tuple(column[~inputs["is_same"]] for column in columns))
         measures, details, sentences, boxes = (torch.cat(part) for part in zip(*parts, strict=True))
         if len(measures):
@@ -143,7 +140,7 @@ class WebCaptioner(PairCaptioner):
         chosen = log_probs.gather(-1, indices.expand(len(log_probs), -1)[..., None])[..., 0]  # (M, B)
         caption_loss = -(chosen * is_changed).sum(1).mean() / is_changed.sum().clamp(min=1)
         self.log("train/caption_loss", caption_loss.detach(), batch_size=len(batch))
-        targets, has_box = places_of(inputs["boxes"], batch.boxes)  # (B, N, 2), (B,)
+        targets, has_box = box_labels(inputs["boxes"], batch.boxes)  # (B, N, 2), (B,)
         has_box &= is_changed
         if not bool(has_box.any()):
             return caption_loss
@@ -175,13 +172,14 @@ def _padded(image: Tensor, height: int, width: int) -> Tensor:
     return nn.functional.pad(image, (0, missing[0], 0, missing[1])) if any(missing) else image
 
 
-def places_of(candidates: Tensor, boxes: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Whether the centre of candidates ``(B, N, 4)`` is in the element before or after, and whether they are its box.
+def box_labels(candidates: Tensor, boxes: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+    """Labels of candidates ``(B, N, 2)``, see `NUM_LABELS` of the network, and whether there is an element ``(B,)``.
 
-    Both as ``(B, N, 2)``, and whether there is an element ``(B,)``.
+    The element may be where it is before or after the change. Margin and overlap are those of the protocol
+    ``diffspot``.
 
     Args:
-        candidates: boxes of the first image.
+        candidates: boxes ``(B, N, 4)`` of the first image.
         boxes: of each pair ``(elements, 2, 4)``, of which the first element counts; NaN on a side without it.
     """
     missing = torch.full((2, 4), float("nan"))
@@ -193,5 +191,5 @@ def places_of(candidates: Tensor, boxes: Sequence[Tensor | None]) -> tuple[Tenso
     center = (first[..., :2] + first[..., 2:]) / 2
     is_inside = ((center >= second[..., :2] - MARGIN) & (center <= second[..., 2:] + MARGIN)).all(-1)
     is_element = overlap / (areas - overlap) > MIN_IOU
-    places = torch.stack([is_inside, is_element], -1).any(2)  # comparisons with NaN are false
-    return places.float(), elements.isfinite().all(-1).any(-1)
+    labels = torch.stack([is_inside, is_element], -1).any(2)  # comparisons with NaN are false
+    return labels.float(), elements.isfinite().all(-1).any(-1)

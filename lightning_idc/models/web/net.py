@@ -38,8 +38,8 @@ OUTPUT_WEIGHTS = (1.0, 0.2, 0.1)
 """Weights of operator, value and kind in the splits of the forest."""
 CHOOSER_WIDTH = 32
 """Hidden width of the networks that choose a box."""
-PLACES = 2
-"""Questions about a box: whether its centre is in the element, and whether it overlaps it by more than one half."""
+NUM_LABELS = 2
+"""Labels of a box: whether its centre is in the element, and whether it overlaps it by more than one half."""
 CHOICE_NODES = 2
 """Largest size of a tree that chooses a box, relative to the others: there are 24 boxes for each pair."""
 
@@ -106,8 +106,8 @@ class WebNet(nn.Module):
         self.members = Members(members, measures, width, sum(self.sections), dropout)
         self.forest = Forest(trees, nodes, sum(self.sections))
         self.norm = nn.BatchNorm1d(measures, affine=False)
-        self.choosers = Members(members, sum(boxes) + sum(self.sections[:2]), CHOOSER_WIDTH, PLACES, dropout)
-        self.choice_forest = Forest((trees + 1) // 2, CHOICE_NODES * (nodes - 1) + 1, PLACES)
+        self.choosers = Members(members, sum(boxes) + sum(self.sections[:2]), CHOOSER_WIDTH, NUM_LABELS, dropout)
+        self.choice_forest = Forest((trees + 1) // 2, CHOICE_NODES * (nodes - 1) + 1, NUM_LABELS)
         self.choice_norm = nn.BatchNorm1d(boxes[1], affine=False)
         rows = [
             (operator, value, kind)
@@ -137,7 +137,8 @@ class WebNet(nn.Module):
         answers = torch.cat([operators.softmax(-1), values.softmax(-1)], -1).mean(0)
         is_changed = (~is_same).repeat_interleave(details.shape[1])
         standard = standardised(details.flatten(0, 1), is_changed, self.choice_norm).view_as(details)
-        boxes = self.choosers(_choices(standard, answers).flatten(0, 1)).view(len(outputs), *details.shape[:2], PLACES)
+        boxes = self.choosers(_choices(standard, answers).flatten(0, 1))
+        boxes = boxes.view(len(outputs), *details.shape[:2], NUM_LABELS)
         return self._log_probs(outputs, is_same), boxes
 
     def _log_probs(self, outputs: Tensor, is_same: Tensor) -> Tensor:
@@ -183,8 +184,8 @@ class WebNet(nn.Module):
                 other.grow(measures[~half].numpy(), labels[~half.numpy()], weights, seed)
                 answers[half] = other(measures[half])
         choices = _choices(details.float().cpu(), answers[:, : sum(self.sections[:2])])
-        places = boxes.float().cpu().flatten(0, 1).numpy()
-        self.choice_forest.grow(choices.flatten(0, 1).numpy(), places, np.ones(PLACES, np.float32), seed)
+        box_labels = boxes.float().cpu().flatten(0, 1).numpy()
+        self.choice_forest.grow(choices.flatten(0, 1).numpy(), box_labels, np.ones(NUM_LABELS, np.float32), seed)
 
     def forward(self, measures: Tensor, details: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities ``(B, S)`` and probabilities of boxes ``(B, N, 2)`` of the ensemble; arguments as above."""

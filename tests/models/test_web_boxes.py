@@ -7,8 +7,8 @@ import torch
 
 from lightning_idc.models import WebCaptioner
 from lightning_idc.models.web.candidates import CANDIDATES
-from lightning_idc.models.web.module import places_of
-from lightning_idc.models.web.net import PLACES
+from lightning_idc.models.web.module import box_labels
+from lightning_idc.models.web.net import NUM_LABELS
 
 torch.set_num_threads(1)
 GONE = [float("nan")] * 4
@@ -18,18 +18,18 @@ def test_a_box_is_in_the_element_or_is_the_element_before_or_after_the_change() 
     candidates = torch.tensor([[[20, 20, 30, 30], [0, 0, 100, 36], [104, 0, 112, 8], [110, 0, 130, 40]]]).float()
     element = [0.0, 0.0, 100.0, 40.0]
     expected = [[1, 0], [1, 1], [1, 0], [0, 0]]  # 8 pixels beyond its edge a centre is still in the element
-    places, has_box = places_of(candidates, [torch.tensor([[element, GONE]])])
-    assert places.tolist() == [expected] and has_box.tolist() == [True]
+    labels, has_box = box_labels(candidates, [torch.tensor([[element, GONE]])])
+    assert labels.tolist() == [expected] and has_box.tolist() == [True]
     after = [110.0, 0.0, 130.0, 40.0]
-    assert places_of(candidates, [torch.tensor([[element, after]])])[0].tolist() == [[*expected[:2], [1, 0], [1, 1]]]
-    places, has_box = places_of(candidates, [None])
-    assert not places.any() and not has_box.any()
+    assert box_labels(candidates, [torch.tensor([[element, after]])])[0].tolist() == [[*expected[:2], [1, 0], [1, 1]]]
+    labels, has_box = box_labels(candidates, [None])
+    assert not labels.any() and not has_box.any()
 
 
 def test_the_box_with_the_largest_sum_of_both_probabilities_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     captioner = WebCaptioner(width=4, members=1)
     captioner.build()
-    probabilities = torch.zeros(1, len(CANDIDATES), PLACES)
+    probabilities = torch.zeros(1, len(CANDIDATES), NUM_LABELS)
     probabilities[0, 1] = torch.tensor([0.9, 0.4])  # its centre is in the element
     probabilities[0, 2] = torch.tensor([0.4, 0.5])  # the most probable box, at another place
     log_probs = torch.zeros(1, len(captioner.built_net.table))
