@@ -1,12 +1,13 @@
 """Is the gate of `compare` quiet about two captures of one page, and does it fire for every change?
 
     python -m benchmarks.studies.gate --work DIR [--root data/web_pages/usr/share/doc] [--noise 500] [--changes 500]
-        [--subtle 250] [--release RELEASE] [--out FILE]
+        [--subtle 250] [--redrawn 150] [--release RELEASE] [--out FILE]
 
 1. Noise: two captures of an unchanged page, as many for each kind (`NOISES` of gate_captures.py).
 2. Changes: `ChangeHtml` changes one property of one element, by all 13 operators equally often; with --release, pairs
    of a release of `ReleasePairs` are taken in place of new ones.
 3. Subtle: smaller changes of one element, and changes of one property of the whole page.
+4. Redrawn: changes of one element, by all 13 operators, while other hinting draws the whole page anew.
 
 The captures stay in DIR, and the command resumes. Each pair is decided by the gate of `lightning-idc compare` with
 its default options.
@@ -31,6 +32,7 @@ from benchmarks.studies.gate_captures import (
     SUBTLE,
     WHOLE_PAGE,
     capture_noise,
+    capture_redrawn,
     capture_subtle,
     pages,
     save_pair,
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--noise", type=int, default=500)
     parser.add_argument("--changes", type=int, default=500)
     parser.add_argument("--subtle", type=int, default=250)
+    parser.add_argument("--redrawn", type=int, default=150)
     parser.add_argument("--release", type=Path, help="folder of a release with pairs.jsonl")
     parser.add_argument("--captures_only", action="store_true", help="decide nothing")
     parser.add_argument("--seed", type=int, default=11)
@@ -72,6 +75,9 @@ def main() -> None:
     subtle = [*SUBTLE, *(f"page: {name}" for name in WHOLE_PAGE)]
     for number, change in enumerate(subtle):
         plan.append(("subtle", change, "", _share(args.subtle, number, len(subtle)), partial(capture_subtle, change)))
+    for number, (detail, fonts) in enumerate(NOISES["hinting"].items()):
+        count = _share(args.redrawn, number, len(NOISES["hinting"]))
+        plan.append(("redrawn", "change", detail, count, partial(capture_redrawn, fonts=fonts)))
     source = pages(args.root, RANGE * len(plan), args.seed)
     for number, (part, kind, detail, count, capture) in enumerate(plan):
         if count:
@@ -83,7 +89,7 @@ def main() -> None:
         copy_release(args.release, work / "changes", args.changes)
     result: dict[str, Any] = {"pages": "documentation packages and templates" if args.root else "templates"}
     if not args.captures_only:
-        result |= {part: measured(work / part, part) for part in ("noise", "changes", "subtle")}
+        result |= {part: measured(work / part, part) for part in ("noise", "changes", "subtle", "redrawn")}
     report(result, args.out, "playwright", seeds=[args.seed])
 
 

@@ -18,7 +18,7 @@ from lightning_idc.synthesis import ChangeHtml, Chromium, HtmlFolder
 from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.web.browser import FontSettings
 from lightning_idc.synthesis.web.open_page import OpenPage
-from lightning_idc.synthesis.web.operators import Element, Mutation
+from lightning_idc.synthesis.web.operators import OPERATORS, Element, Mutation
 
 JPEG_QUALITY = 90
 WIDTHS = (1280, 1280, 1440, 1024, 390)
@@ -120,6 +120,36 @@ def _editable(page: OpenPage, record: Record) -> Element | None:
     texts = [element for element in elements if element["has_text"] and element["tag"] in ("p", "li", "td", "div")]
     candidates = fields or texts
     return candidates[int(record_generator(3, record.id).integers(len(candidates)))] if candidates else None
+
+
+def capture_redrawn(
+    record: Record, browser: Chromium, fonts: tuple[FontSettings, FontSettings]
+) -> tuple[Tensor, Tensor] | None:
+    """A page, and the page with other fonts and one change of the record's operator; None where nothing changes.
+
+    Args:
+        record: the page and its window.
+        browser: browser that takes both.
+        fonts: of the first and of the second capture.
+    """
+    operator, random = OPERATORS[record.facts["edit"]], record_generator(5, record.id)
+    page, _ = opened(browser, record, fonts[0])
+    before = page.screenshot()
+    elements = [element for element in page.elements() if operator.suits(element)]
+    element = elements[int(random.integers(len(elements)))] if elements else None
+    mutation = operator.mutate(element, "medium", random) if element else None
+    is_visible = False
+    if element and mutation:
+        with page.changed(element, mutation):
+            is_visible = _differ(before, page.screenshot())
+    page.close()
+    if element is None or mutation is None or not is_visible:
+        return None
+    page, _ = opened(browser, record, fonts[1])
+    with page.changed(element, mutation):
+        after = page.screenshot()
+    page.close()
+    return before, after
 
 
 Change = Callable[[Element], Mutation | None]

@@ -9,8 +9,8 @@ Two renders of one page may differ although nobody changed the page. In this ord
 4. another encoding, such as JPEG, unless both files are lossless: most edges of the page differ a little, not by a
    shift of whole pixels, as often lighter as darker, and no region differs by more than the noise that is estimated
    from the pair itself (:mod:`~lightning_idc.rules.detection`);
-5. another font rasteriser: the glyphs of the whole page are drawn anew, each with the same ink at the same position
-   (:mod:`~lightning_idc.rules.redrawing`).
+5. another font rasteriser: the glyphs of the whole page are drawn anew (:mod:`~lightning_idc.rules.redrawing`), and
+   each word has the same ink at the same position (:mod:`~lightning_idc.rules.ink`).
 
 One difference that none of these explains makes the pair a changed one: a shift of one part of the page is a change,
 and so is any difference on a page most of whose other edges are equal. ``lenient`` also takes for noise what may as
@@ -23,7 +23,8 @@ import numpy as np
 from scipy import ndimage
 
 from lightning_idc.rules.detection import BLOCK, compare_pair, find_regions
-from lightning_idc.rules.redrawing import is_redrawn_in_place, redrawn_share
+from lightning_idc.rules.ink import is_same_ink
+from lightning_idc.rules.redrawing import redrawn_share
 from lightning_idc.rules.scrolling import (
     MAX_SCROLL,
     Shift,
@@ -52,7 +53,7 @@ MAX_MOVED = 0.1
 """Largest fraction of the differing blocks that a shift by whole pixels explains."""
 MAX_ONE_SIDED = 0.8
 """Largest fraction of the differences within a block that others do not balance: paler text is one-sided."""
-MIN_SPREAD, MIN_REDRAWN = 0.05, 0.3
+MIN_SPREAD, MIN_REDRAWN = 0.05, 0.25
 """Smallest fractions of the blocks with edges that differ, and of the pieces of text that are drawn anew."""
 MIN_WHOLE = 0.5
 """Smallest height or width of what moved when the whole picture did, as a fraction: one element alone is less."""
@@ -87,7 +88,8 @@ def noise_of(before: np.ndarray, after: np.ndarray, lenient: bool = False, lossl
         return None
     if not lossless and spread >= MIN_DIFFERING and _is_encoding(before, after, differs, differing):
         return "another encoding"
-    return "another font rasteriser" if _is_redrawn(greys, lenient) else None
+    is_redrawn = redrawn_share(*(np.rint(grey).astype(np.uint8) for grey in greys)) >= MIN_REDRAWN
+    return "another font rasteriser" if is_redrawn and (lenient or is_same_ink(before, after)) else None
 
 
 def _is_rounding(before: np.ndarray, after: np.ndarray, differs: np.ndarray) -> bool:
@@ -166,12 +168,6 @@ def _with_mean_colours(image: np.ndarray) -> np.ndarray:
         return image
     brightness = _brightness(image)
     return np.clip(brightness + box_mean(image - brightness, COLOUR_RADIUS), 0, 255)
-
-
-def _is_redrawn(greys: list[np.ndarray], lenient: bool) -> bool:
-    """Whether the glyphs of the whole page are drawn anew, in their places unless ``lenient``."""
-    before, after = (np.rint(grey).astype(np.uint8) for grey in greys)
-    return (lenient or is_redrawn_in_place(before, after)) and redrawn_share(before, after) >= MIN_REDRAWN
 
 
 def _moved(before: np.ndarray, after: np.ndarray, blocks: np.ndarray) -> float:

@@ -2,15 +2,15 @@
 
 The settings of fonts differ between machines (hinting, positions at fractions of pixels). Where they do, every glyph of
 a page is drawn anew, and no piece of text looks as it did, whereas after a change of the page most of the text is the
-same, if perhaps elsewhere. :func:`redrawn_share` measures that. :func:`is_redrawn_in_place` is true if the glyphs have,
-in addition, the same ink at the same positions, so that nothing but their drawing differs.
+same, if perhaps elsewhere. :func:`redrawn_share` measures that; :mod:`~lightning_idc.rules.ink` tells whether the text
+also has the same ink at the same positions.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from lightning_idc.rules.windows import box_mean, window_max, window_min
+from lightning_idc.rules.windows import window_max, window_min
 
 ROWS, COLUMNS = 8, 16
 """Height and width of a piece of text in pixels."""
@@ -18,13 +18,8 @@ MIN_CONTRAST = 32
 """Smallest contrast of text around a smoothed pixel, in grey levels."""
 MIN_SMOOTHED, MIN_EVEN = 6 / 128, 0.1
 """Smallest fractions of the pixels of a piece of text that smooth an edge, and that lie in an even area."""
-MIN_PIECES = 100
+MIN_PIECES = 20
 """Smallest number of pieces of text of a page on which anything can be said."""
-MAX_IN_EVEN = 0.01
-"""Largest fraction of the differing pixels in areas that are even in one of the images; glyphs in place have none."""
-MAX_LOCAL, MAX_LOCAL_MOST = 60, 24
-"""Largest difference of the ink of 5 by 5 pixels from all that the other image has within a pixel; and of the ink of 9
-by 9 pixels, for 99 % of the differing ones."""
 _FACTOR = 6364136223846793005
 
 
@@ -43,25 +38,6 @@ def redrawn_share(before: np.ndarray, after: np.ndarray) -> float:
         pieces = _hashes(image)[rows * ROWS, columns * COLUMNS]
         shares.append(float((~np.isin(pieces, _hashes(other))).mean()))
     return min(shares)
-
-
-def is_redrawn_in_place(before: np.ndarray, after: np.ndarray) -> bool:
-    """Whether differing pixels lie at glyphs only, and no glyph moved or changed its ink.
-
-    Args:
-        before: grey, uint8 ``(H, W)``.
-        after: image of the same shape.
-    """
-    differs = before != after
-    even = [window_max(image, 1) == window_min(image, 1) for image in (before, after)]
-    if (differs & (even[0] | even[1])).sum() > MAX_IN_EVEN * differs.sum():
-        return False
-    inks = [box_mean(image.astype(np.float32), 2) for image in (before, after)]
-    for ink, other in (inks, inks[::-1]):  # strokes may move by a pixel
-        if max((ink - window_max(other, 1)).max(), (window_min(other, 1) - ink).max()) > MAX_LOCAL:
-            return False
-    difference = before.astype(np.float32) - after
-    return float(np.quantile(np.abs(box_mean(difference, 4))[differs], 0.99)) <= MAX_LOCAL_MOST
 
 
 def _pieces_of_text(image: np.ndarray) -> np.ndarray:

@@ -11,7 +11,9 @@ from lightning_idc.rules.noise import noise_of
 WIDTH, HEIGHT = 320, 240
 
 
-def typeset(scale: int = 1, size: int = 11, text: str = "the quick brown fox", bold: int = 0) -> Image.Image:
+def typeset(
+    scale: int = 1, size: int = 11, text: str = "the quick brown fox", bold: int = 0, color: str = "black"
+) -> Image.Image:
     """Lines of letters that stand at the same positions at each scale; those of a large one are not hinted."""
     font = ImageFont.load_default(size * scale)
     image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "white")
@@ -20,7 +22,7 @@ def typeset(scale: int = 1, size: int = 11, text: str = "the quick brown fox", b
     for line in range(HEIGHT // height):
         for index, letter in enumerate((text * 2)[: 300 // advance]):
             position = ((10 + advance * index) * scale, (height * line + size + 3) * scale)
-            draw.text(position, letter, "black", font=font, anchor="ls", stroke_width=bold * scale)
+            draw.text(position, letter, color, font=font, anchor="ls", stroke_width=bold * scale)
     return image.resize((WIDTH, HEIGHT), Image.Resampling.BOX)
 
 
@@ -28,6 +30,24 @@ def with_heading(scale: int = 1) -> Image.Image:
     """Text below one line of large bold letters, whose strokes hinting widens by a pixel."""
     image = typeset(scale, size=13)
     image.paste(typeset(scale, size=18, bold=1).crop((0, 0, WIDTH, 24)), (0, 0))
+    return image
+
+
+def cut_by_the_edge(image: Image.Image) -> Image.Image:
+    """A view that begins in the middle of a line of text."""
+    return image.crop((0, 12, WIDTH, HEIGHT))
+
+
+def mostly_empty(image: Image.Image) -> Image.Image:
+    """A page with two lines of text."""
+    result = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    result.paste(image.crop((0, 0, WIDTH, 40)), (0, 0))
+    return result
+
+
+def with_second_line(image: Image.Image, line: Image.Image, right: int = 0) -> Image.Image:
+    """A page whose second line of letters of size 13 is that of another page, moved to the right."""
+    image.paste(line.crop((0, 22, WIDTH - right, 40)), (right, 22))
     return image
 
 
@@ -45,17 +65,27 @@ def below_photo(image: Image.Image) -> Image.Image:
         (below_photo(typeset(size=13)), below_photo(typeset(scale=8, size=13))),
         (typeset(size=16, bold=1), typeset(scale=8, size=16, bold=1)),
         (with_heading(), with_heading(scale=8)),
+        (cut_by_the_edge(typeset(size=13)), cut_by_the_edge(typeset(scale=8, size=13))),
+        (mostly_empty(typeset()), mostly_empty(typeset(scale=8))),
     ],
-    ids=["next to a photo", "bold letters", "a heading"],
+    ids=["next to a photo", "bold letters", "a heading", "a line cut by the edge", "a page with two lines"],
 )
 def test_text_that_is_drawn_anew_in_its_place_is_noise(before: Image.Image, after: Image.Image) -> None:
     assert noise(before, after) == "another font rasteriser"
 
 
-def test_another_word_in_text_that_is_drawn_anew_is_a_change() -> None:
-    after = typeset(scale=8, size=16)
-    after.paste(typeset(scale=8, size=16, text="jumps over lazy dog").crop((0, 44, WIDTH, 66)), (0, 44))
-    assert noise(typeset(size=16), after) is None
+@pytest.mark.parametrize(
+    "after",
+    [
+        with_second_line(typeset(scale=8, size=13), typeset(scale=8, size=13), right=1),
+        with_second_line(typeset(scale=8, size=13), typeset(scale=8, size=13, color="#606060")),
+        with_second_line(typeset(scale=8, size=13), typeset(scale=8, size=13, color="#c00000")),
+        with_second_line(typeset(scale=8, size=13), typeset(scale=8, size=13, text="jumps over lazy dog")),
+    ],
+    ids=["moved by a pixel", "paler", "red", "another text"],
+)
+def test_a_line_that_changes_where_all_text_is_drawn_anew_is_a_change(after: Image.Image) -> None:
+    assert noise(typeset(size=13), after) is None
 
 
 def noise(before: Image.Image, after: Image.Image) -> str | None:
