@@ -145,6 +145,20 @@ def test_images_differ_as_the_facts_say(changed: RecordStore) -> None:
             assert not (differs & ~own).any() and not facts["reflows"], "it changes nothing around its element"
 
 
+@needs_browser
+def test_a_page_is_restored_when_a_step_fails_while_it_is_changed(root: Path) -> None:
+    stage = ChangeHtml()
+    page = stage.open_page(HtmlFolder(str(root), 1, widths=[480], height=360).record(0))
+    before = page.screenshot()
+    for mutation in (Mutation("color", "", "red"), Mutation("text", "", "Another text")):
+        element = next(element for element in page.elements() if element["tag"] == "a")
+        with pytest.raises(RuntimeError), page.changed(element, mutation):
+            assert not torch.equal(page.screenshot(), before)
+            raise RuntimeError
+        assert torch.equal(page.screenshot(), before), mutation.property
+    stage.browser.close()
+
+
 @pytest.mark.slow
 @needs_browser
 def test_the_same_source_gives_the_same_pairs(changed: RecordStore, root: Path, tmp_path: Path) -> None:

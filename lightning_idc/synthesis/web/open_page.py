@@ -159,11 +159,13 @@ class OpenPage:
         else:
             old = self._page.evaluate(_STYLED, index)
             self._page.evaluate(_STYLE, [index, [*map(list, mutation.styles), [mutation.property, mutation.new]]])
-        yield
-        if mutation.property == TEXT:
-            self._page.evaluate(_SET_TEXT, [index, old])
-        else:
-            self._page.evaluate(_UNSTYLE, [index, old])
+        try:
+            yield
+        finally:
+            if mutation.property == TEXT:
+                self._page.evaluate(_SET_TEXT, [index, old])
+            else:
+                self._page.evaluate(_UNSTYLE, [index, old])
 
     def draw_cursor(self, x: float, y: float, height: int) -> None:
         """Draw a text cursor, 1 pixel wide."""
