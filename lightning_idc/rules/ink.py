@@ -3,8 +3,8 @@
 1. :func:`_words` groups the edges of both pictures: a word, an icon or a frame is one group.
 2. The ink of a group is the distance of its pixels from the ground around them, per channel.
 3. :func:`_is_in_place` compares the ink of both pictures in total, column by column and row by row. Other hinting makes
-   letters a pixel taller and strokes sharper, but moves no column of a word by half a pixel. Another text, color,
-   weight, size or spacing changes the total or the columns.
+   letters a pixel taller and strokes sharper, and moves columns by half a pixel at most. Another text, color, weight,
+   size or spacing changes the total or the columns.
 
 ``C`` is the number of channels; ``H``, ``W`` and ``h``, ``w`` are the height and width of a picture and of a group.
 """
@@ -26,7 +26,7 @@ MIN_INK = 600
 """Smallest ink of a group that is compared, in grey levels times pixels: between one and two black pixels."""
 MAX_INK = 0.3
 """Largest difference of the ink of a group, as a fraction of the larger one."""
-MAX_SIDEWAYS, MAX_UPWARDS = 0.4, 1.5
+MAX_SIDEWAYS, MAX_UPWARDS = 0.6, 1.5
 """Largest displacements of the columns and of the rows of a group, in pixels."""
 MIN_CORRELATION = 0.95
 """Smallest correlation of the ink of the columns of a group."""
@@ -34,6 +34,8 @@ SMOOTHING = 1.5
 """Standard deviation of the Gaussian that smooths sums of ink, in pixels."""
 MAX_DISPLACEMENT = 4
 """Largest displacement that is measured, in pixels."""
+MIN_HEIGHT = 6
+"""Smallest height of a group whose total is compared: hinting doubles or halves the thickness of dashes and rules."""
 MIN_CUT = 8
 """Smallest height of a group at the upper or lower edge of the picture, which hinting moves in or out of it."""
 EVEN_RADIUS, MAX_IN_EVEN = 2, 0.01
@@ -94,7 +96,8 @@ def _is_in_place(before: np.ndarray, after: np.ndarray, is_cut: bool) -> bool:
     largest = max(float(np.linalg.norm(total)) for total in totals)
     if largest < MIN_INK:
         return True
-    if not is_cut and np.linalg.norm(totals[1] - totals[0]) > MAX_INK * largest:
+    is_word = not is_cut and before.shape[1] >= MIN_HEIGHT
+    if is_word and np.linalg.norm(totals[1] - totals[0]) > MAX_INK * largest:
         return False
     direction = totals[0] + totals[1]
     lines = [np.tensordot(direction, ink, 1) for ink in (before, after)]  # (h, w)

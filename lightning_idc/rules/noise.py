@@ -53,7 +53,7 @@ MAX_MOVED = 0.1
 """Largest fraction of the differing blocks that a shift by whole pixels explains."""
 MAX_ONE_SIDED = 0.8
 """Largest fraction of the differences within a block that others do not balance: paler text is one-sided."""
-MIN_SPREAD, MIN_REDRAWN = 0.05, 0.25
+MIN_SPREAD, MIN_REDRAWN = 0.05, 0.2
 """Smallest fractions of the blocks with edges that differ, and of the pieces of text that are drawn anew."""
 MIN_WHOLE = 0.5
 """Smallest height or width of what moved when the whole picture did, as a fraction: one element alone is less."""
