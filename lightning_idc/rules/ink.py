@@ -18,24 +18,24 @@ from scipy import ndimage
 
 from lightning_idc.rules.windows import window_max, window_min
 
-MIN_CONTRAST = 32
+MIN_CONTRAST = 20
 """Smallest contrast of an edge, in grey levels."""
-MAX_GAP = 6
-"""Largest distance of the letters of a word in pixels; words of one line are often as close, and are one group then."""
+MAX_GAP = 2
+"""Largest distance of the edges of two letters of a word, in pixels."""
 MIN_INK = 600
 """Smallest ink of a group that is compared, in grey levels times pixels: between one and two black pixels."""
-MAX_INK = 0.3
-"""Largest difference of the ink of a group, as a fraction of the larger one."""
-MAX_SIDEWAYS, MAX_UPWARDS = 0.6, 1.5
+MAX_INK, MAX_THIN_INK = 0.3, 0.6
+"""Largest difference of the ink of a group, as a fraction of the larger one; and that of a thin one."""
+MAX_SIDEWAYS, MAX_UPWARDS = 0.8, 1.8
 """Largest displacements of the columns and of the rows of a group, in pixels."""
-MIN_CORRELATION = 0.95
+MIN_CORRELATION = 0.97
 """Smallest correlation of the ink of the columns of a group."""
 SMOOTHING = 1.5
 """Standard deviation of the Gaussian that smooths sums of ink, in pixels."""
 MAX_DISPLACEMENT = 4
 """Largest displacement that is measured, in pixels."""
-MIN_HEIGHT = 6
-"""Smallest height of a group whose total is compared: hinting doubles or halves the thickness of dashes and rules."""
+THIN = 5
+"""Largest height of a thin group, such as a dash, whose thickness hinting doubles or halves."""
 MIN_CUT = 8
 """Smallest height of a group at the upper or lower edge of the picture, which hinting moves in or out of it."""
 EVEN_RADIUS, MAX_IN_EVEN = 2, 0.01
@@ -93,11 +93,11 @@ def _ink(pixels: np.ndarray, word: np.ndarray, ground: np.ndarray) -> np.ndarray
 def _is_in_place(before: np.ndarray, after: np.ndarray, is_cut: bool) -> bool:
     """Whether the ink ``(C, h, w)`` of a word is the same; of a line that the edge of the picture cuts, its columns."""
     totals = before.sum((1, 2)), after.sum((1, 2))
-    largest = max(float(np.linalg.norm(total)) for total in totals)
+    largest = max(float(np.linalg.norm(np.abs(ink).sum((1, 2)))) for ink in (before, after))
     if largest < MIN_INK:
         return True
-    is_word = not is_cut and before.shape[1] >= MIN_HEIGHT
-    if is_word and np.linalg.norm(totals[1] - totals[0]) > MAX_INK * largest:
+    limit = MAX_THIN_INK if before.shape[1] <= THIN else MAX_INK
+    if not is_cut and np.linalg.norm(totals[1] - totals[0]) > limit * largest:
         return False
     direction = totals[0] + totals[1]
     lines = [np.tensordot(direction, ink, 1) for ink in (before, after)]  # (h, w)
