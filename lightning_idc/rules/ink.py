@@ -34,8 +34,8 @@ SMOOTHING = 1.5
 """Standard deviation of the Gaussian that smooths sums of ink, in pixels."""
 MAX_DISPLACEMENT = 4
 """Largest displacement that is measured, in pixels."""
-THIN = 5
-"""Largest height of a thin group, such as a dash, whose thickness hinting doubles or halves."""
+THIN = 7
+"""Largest height of a thin group, such as a dash or an equals sign, whose strokes hinting doubles or halves."""
 MIN_CUT = 8
 """Smallest height of a group at the upper or lower edge of the picture, which hinting moves in or out of it."""
 EVEN_RADIUS, MAX_IN_EVEN = 2, 0.01
