@@ -4,7 +4,7 @@
 2. The ink of a group is the distance of its pixels from the ground around them, per channel.
 3. :func:`_is_in_place` compares the ink of both pictures in total, column by column and row by row. Other hinting makes
    letters a pixel taller and strokes sharper, and moves columns by half a pixel at most. Another text, color, weight,
-   size or spacing changes the total or the columns.
+   size or spacing changes the total or the columns, and what moved by whole pixels is drawn as before.
 
 ``C`` is the number of channels; ``H``, ``W`` and ``h``, ``w`` are the height and width of a picture and of a group.
 """
@@ -36,6 +36,8 @@ MAX_DISPLACEMENT = 4
 """Largest displacement that is measured, in pixels."""
 THIN = 7
 """Largest height of a thin group, such as a dash or an equals sign, whose strokes hinting doubles or halves."""
+MAX_ROUNDING = 2
+"""Largest difference of the ink of a word that moved by whole pixels, in grey levels."""
 MIN_CUT = 8
 """Smallest height of a group at the upper or lower edge of the picture, which hinting moves in or out of it."""
 EVEN_RADIUS, MAX_IN_EVEN = 2, 0.01
@@ -99,12 +101,23 @@ def _is_in_place(before: np.ndarray, after: np.ndarray, is_cut: bool) -> bool:
     limit = MAX_THIN_INK if before.shape[1] <= THIN else MAX_INK
     if not is_cut and np.linalg.norm(totals[1] - totals[0]) > limit * largest:
         return False
+    if before.shape[1] > THIN and _is_moved(before, after):
+        return False
     direction = totals[0] + totals[1]
     lines = [np.tensordot(direction, ink, 1) for ink in (before, after)]  # (h, w)
     sideways, correlation = _displacement(lines[0].sum(0), lines[1].sum(0))
     if abs(sideways) > MAX_SIDEWAYS or correlation < (0 if is_cut else MIN_CORRELATION):
         return False
     return is_cut or abs(_displacement(lines[0].sum(1), lines[1].sum(1))[0]) <= MAX_UPWARDS
+
+
+def _is_moved(before: np.ndarray, after: np.ndarray) -> bool:
+    """Whether a word of one picture is that of the other one or two rows up or down, which no other drawing leaves."""
+    return any(
+        np.abs(first[:, rows:] - second[:, :-rows]).max() <= MAX_ROUNDING
+        for rows in (1, 2)
+        for first, second in ((before, after), (after, before))
+    )
 
 
 def _displacement(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:

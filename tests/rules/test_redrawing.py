@@ -51,6 +51,17 @@ def with_second_line(image: Image.Image, line: Image.Image, right: int = 0) -> I
     return image
 
 
+def on_a_gradient(image: Image.Image) -> Image.Image:
+    """A page whose ground becomes darker downwards, so that text looks different in each row."""
+    ground = 255 - np.arange(HEIGHT)[:, None, None] // 3
+    return Image.fromarray(np.clip(np.array(image).astype(int) + ground - 255, 0, 255).astype(np.uint8))
+
+
+def moved_down(image: Image.Image) -> Image.Image:
+    """A page whose content is one pixel lower."""
+    return Image.fromarray(np.roll(np.array(image), 1, axis=0))
+
+
 def below_photo(image: Image.Image) -> Image.Image:
     """A page whose text is a small part of it: the rest is a photo, equal in both captures."""
     photo = np.random.default_rng(1).integers(0, 256, (840, 2 * WIDTH, 3)).astype(np.uint8)
@@ -86,6 +97,11 @@ def test_text_that_is_drawn_anew_in_its_place_is_noise(before: Image.Image, afte
 )
 def test_a_line_that_changes_where_all_text_is_drawn_anew_is_a_change(after: Image.Image) -> None:
     assert noise(typeset(size=13), after) is None
+
+
+def test_text_that_moves_on_a_gradient_is_a_change() -> None:
+    page = typeset(size=13)
+    assert noise(on_a_gradient(page), on_a_gradient(moved_down(page))) is None
 
 
 def noise(before: Image.Image, after: Image.Image) -> str | None:
