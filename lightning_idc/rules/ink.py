@@ -3,7 +3,7 @@
 1. :func:`_words` groups the edges of both pictures: a word, an icon or a frame is one group.
 2. The ink of a group is the distance of its pixels from the ground around them, per channel.
 3. :func:`_is_in_place` compares the ink of both pictures in total, column by column and row by row. Other hinting makes
-   letters a pixel taller and strokes sharper, and moves columns by half a pixel at most. Another text, color, weight,
+   letters a pixel taller and strokes sharper, and moves columns by less than a pixel. Another text, color, weight,
    size or spacing changes the total or the columns, and what moved by whole pixels is drawn as before.
 
 ``C`` is the number of channels; ``H``, ``W`` and ``h``, ``w`` are the height and width of a picture and of a group.
