@@ -132,24 +132,29 @@ def capture_redrawn(
         browser: browser that takes both.
         fonts: of the first and of the second capture.
     """
-    operator, random = OPERATORS[record.facts["edit"]], record_generator(5, record.id)
     page, _ = opened(browser, record, fonts[0])
     before = page.screenshot()
-    elements = [element for element in page.elements() if operator.suits(element)]
-    element = elements[int(random.integers(len(elements)))] if elements else None
-    mutation = operator.mutate(element, "medium", random) if element else None
-    is_visible = False
-    if element and mutation:
-        with page.changed(element, mutation):
-            is_visible = _differ(before, page.screenshot())
+    change = _visible_change(page, record, before)
     page.close()
-    if element is None or mutation is None or not is_visible:
+    if change is None:
         return None
     page, _ = opened(browser, record, fonts[1])
-    with page.changed(element, mutation):
+    with page.changed(*change):
         after = page.screenshot()
     page.close()
     return before, after
+
+
+def _visible_change(page: OpenPage, record: Record, before: Tensor) -> tuple[Element, Mutation] | None:
+    """An element and a change of it by the record's operator; None if no element suits, or nothing can be seen."""
+    operator, random = OPERATORS[record.facts["edit"]], record_generator(5, record.id)
+    elements = [element for element in page.elements() if operator.suits(element)]
+    if not elements:
+        return None
+    element = elements[int(random.integers(len(elements)))]
+    mutation = operator.mutate(element, "medium", random)
+    with page.changed(element, mutation):
+        return (element, mutation) if _differ(before, page.screenshot()) else None
 
 
 Change = Callable[[Element], Mutation | None]

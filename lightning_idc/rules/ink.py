@@ -60,8 +60,8 @@ def is_same_ink(before: np.ndarray, after: np.ndarray) -> bool:
         is_cut = rows.start <= 1 or rows.stop >= height - 1
         if is_cut and len(word) < MIN_CUT:
             continue
-        ground = word & ~edges if (word & ~edges).any() else word
-        inks = [_ink(picture[:, rows, columns], word, ground) for picture in (before, after)]
+        ground = word & ~edges
+        inks = [_ink(picture[:, rows, columns], word, ground if ground.any() else word) for picture in (before, after)]
         if not _is_in_place(inks[0], inks[1], is_cut):
             return False
     return True

@@ -88,8 +88,11 @@ def noise_of(before: np.ndarray, after: np.ndarray, lenient: bool = False, lossl
         return None
     if not lossless and spread >= MIN_DIFFERING and _is_encoding(before, after, differs, differing):
         return "another encoding"
-    is_redrawn = redrawn_share(*(np.rint(grey).astype(np.uint8) for grey in greys)) >= MIN_REDRAWN
-    return "another font rasteriser" if is_redrawn and (lenient or is_same_ink(before, after)) else None
+    # the ink comes first: on changed pairs it takes a third of the time of the share
+    if not lenient and not is_same_ink(before, after):
+        return None
+    share = redrawn_share(*(np.rint(grey).astype(np.uint8) for grey in greys))
+    return "another font rasteriser" if share >= MIN_REDRAWN else None
 
 
 def _is_rounding(before: np.ndarray, after: np.ndarray, differs: np.ndarray) -> bool:
