@@ -60,13 +60,19 @@ def test_a_good_configuration_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "has_amx", "precision"),
-    [("cpu", True, "bf16-mixed"), ("cpu", False, "32-true"), ("gpu", True, "32-true"), (None, True, "32-true")],
+    ("accelerator", "instructions", "precision"),
+    [
+        ("cpu", "amx_bf16", "bf16-mixed"),
+        ("cpu", "avx512_bf16", "bf16-mixed"),
+        ("cpu", "avx512_f", "32-true"),
+        ("gpu", "amx_bf16", "32-true"),
+        (None, "amx_bf16", "32-true"),
+    ],
 )
 def test_precision_auto_depends_on_the_hardware(
-    accelerator: str | None, has_amx: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+    accelerator: str | None, instructions: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"amx_bf16": has_amx})
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {instructions: True})
     trainer = {"precision": "auto", **({} if accelerator is None else {"accelerator": accelerator})}
     options = config(trainer=trainer)
     assert PairCLI("fit", normalised(options)).config["trainer"]["precision"] == precision
