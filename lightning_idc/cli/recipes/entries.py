@@ -34,8 +34,8 @@ def run_recipe(
         resume: folder of an interrupted run.
         keys: further keys of the command line.
     """
-    # how often a thread of GNU OpenMP looks for work before it sleeps: at once takes 1.7 times as long on an idle
-    # machine, and its default twice as long on a busy one; torch reads it when imported
+    # threads of GNU OpenMP that sleep at once make a step of a small captioner 1.5 to 1.8 times as long on an idle
+    # machine (benchmarks/waiting_threads.py), and by default they hold up other processes; torch reads this at import
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     path = file_of(recipe)
