@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from lightning_idc.cli.configuration import merge as append
 from lightning_idc.cli.configuration import parse_overrides, parse_value, set_key
-from lightning_idc.cli.recipes import classes
+from lightning_idc.cli.recipes import classes, entries
 from lightning_idc.cli.recipes.classes import merge
 from lightning_idc.cli.recipes.compose import Recipe, about, choices, load, resolve
 from lightning_idc.cli.recipes.overrides import check_recipe, override
@@ -299,3 +301,16 @@ def test_a_stage_is_another_where_it_or_what_it_reads_of_was_changed(tmp_path: P
     assert second[0] == keys[0] and second[1] != keys[1]
     first = recipe(tmp_path, TWO.replace("b.B", "b.C")).stages
     assert first[0].key != keys[0] and first[1].key != keys[1], "it takes the weights of the first"
+
+
+@pytest.mark.parametrize(
+    ("environment", "count"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "PASSIVE"}, None)],
+)
+def test_how_threads_wait_is_set_unless_the_user_has_set_it(
+    environment: dict[str, str], count: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(os, "environ", environment)
+    entries._set_waiting_of_threads()
+    assert environment.get("GOMP_SPINCOUNT") == count

@@ -34,10 +34,7 @@ def run_recipe(
         resume: folder of an interrupted run.
         keys: further keys of the command line.
     """
-    # threads of GNU OpenMP that sleep at once make a step of a small captioner 1.5 to 1.8 times as long on an idle
-    # machine (benchmarks/waiting_threads.py), and by default they hold up other processes; torch reads this at import
-    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    _set_waiting_of_threads()
     path = file_of(recipe)
     keys = with_engine(keys)
     if out and resume:
@@ -114,6 +111,16 @@ def _entries(
         folders = ", ".join(os.path.relpath(folder) for folder in begun)
         raise ConfigError(f"--resume: found runs in {folders}; expected one of these, or the --seeds of them")
     return entries
+
+
+def _set_waiting_of_threads() -> None:
+    """Let threads of GNU OpenMP look for work for a moment before they sleep, unless the user's environment decides.
+
+    Threads that sleep at once make a step of a small captioner 1.5 to 1.8 times as long on an idle machine, and by
+    default they hold up other processes (`benchmarks/waiting_threads.py`). Torch reads the variable when imported.
+    """
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def _run_entry(path: Path, entry: _Entry, smoke: bool, ranks: Ranks) -> int:
