@@ -14,50 +14,35 @@ import argparse
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from benchmarks.captioner_training import texts_of
+from benchmarks.harness import adamw, quiet_trainer, report
+from benchmarks.steps import Clock, MadeUpPairs, Stopwatch
+from lightning_idc.cli.recipes.entries import SPIN_COUNT
+from lightning_idc.models.pair_transformer.module import PairTransformer
 
 WAITING: dict[str, dict[str, str]] = {
     "default": {},
     "asleep at once": {"OMP_WAIT_POLICY": "PASSIVE"},
-    "as lightning run": {"GOMP_SPINCOUNT": "10000"},
+    "as lightning run": {"GOMP_SPINCOUNT": SPIN_COUNT},
 }
 """Environment of each way to wait."""
 PRECISIONS = ("32-true", "bf16-mixed")
 
 
 def median_step(precision: str, steps: int) -> float:
-    """Median milliseconds of the steps of a training, without the first five."""
-    from lightning.pytorch import Callback
-    from lightning.pytorch.utilities.types import STEP_OUTPUT
-
-    from benchmarks.captioner_training import texts_of
-    from benchmarks.harness import adamw, quiet_trainer
-    from benchmarks.steps import MadeUpPairs
-    from lightning_idc.models.pair_transformer.module import PairTransformer
-
-    class Steps(Callback):
-        def __init__(self) -> None:
-            self.began = 0.0
-            self.seconds: list[float] = []
-
-        def on_train_batch_start(self, *unused: Any) -> None:
-            self.began = time.perf_counter()
-
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: STEP_OUTPUT, *unused: Any) -> None:
-            self.seconds.append(time.perf_counter() - self.began)
-
-    watch = Steps()
+    """Median milliseconds of the steps of a training, without the first two."""
+    watch = Stopwatch(time.perf_counter, counts=False)
     captioner = PairTransformer(backbone="residual", captions_per_pair=1, freeze_backbone=True, optimizer=adamw(1e-3))
-    trainer = quiet_trainer(max_steps=steps, precision=precision, limit_val_batches=0, callbacks=[watch])
+    trainer = quiet_trainer(max_steps=steps, precision=precision, limit_val_batches=0, callbacks=[Clock(watch)])
     trainer.fit(captioner, MadeUpPairs(64, texts_of(32 * steps), batch_size=32))
-    return 1e3 * statistics.median(watch.seconds[5:])
+    return 1e3 * float(watch.measurements()["seconds_per_step"])
 
 
 @contextmanager
@@ -91,8 +76,6 @@ def main() -> None:
     if args.row:
         print(json.dumps(median_step(args.row, args.steps)))
         return
-    from benchmarks.harness import report
-
     rows: dict[str, dict[str, list[float]]] = {}
     cores = os.cpu_count() or 1
     for machine, others in (("idle", 0), ("busy", cores)):

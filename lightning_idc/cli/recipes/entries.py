@@ -20,6 +20,9 @@ from lightning_idc.cli.recipes.run import RUN, Run, new_folder, read_record
 from lightning_idc.cli.recipes.shipped import file_of
 from lightning_idc.utils.errors import ConfigError, IDCError
 
+SPIN_COUNT = "10000"
+"""How often a thread of GNU OpenMP looks for work before it sleeps."""
+
 
 def run_recipe(
     recipe: str, *, smoke: bool, seeds: str | None, out: Path | None, resume: Path | None, keys: dict[str, Any]
@@ -120,7 +123,7 @@ def _set_waiting_of_threads() -> None:
     default they hold up other processes (`benchmarks/waiting_threads.py`). Torch reads the variable when imported.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def _run_entry(path: Path, entry: _Entry, smoke: bool, ranks: Ranks) -> int:
