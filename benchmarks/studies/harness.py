@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import commit, report
-from benchmarks.studies.readings import over_seeds, reading_of, spread, uses_images
+from benchmarks.studies.readings import UNCHANGED, is_below, over_seeds, reading_of, spread, uses_images
 from lightning_idc.callbacks.compare_results import captions_of
 from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.data.datamodule import PairDataModule
@@ -53,12 +53,14 @@ class Study:
         constant: a caption chosen on training references.
         order: names of the rows; each is compared with the one before it.
         control: row with which all others are compared in addition; may be None.
+        unchanged: share of unchanged pairs.
     """
 
     references: Mapping[str, Sequence[str]]
     constant: str
     order: Sequence[str]
     control: str | None = None
+    unchanged: float = UNCHANGED
     seeds: list[int] = field(default_factory=list)
     rows: list[list[ComparedCaptioner]] = field(default_factory=list)
     said: list[dict[str, Captioned]] = field(default_factory=list)
@@ -66,11 +68,13 @@ class Study:
     notes: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, data: PairDataModule, order: Sequence[str], control: str | None = None) -> Study:
+    def of(
+        cls, data: PairDataModule, order: Sequence[str], control: str | None = None, unchanged: float = UNCHANGED
+    ) -> Study:
         """Study of the test pairs of a data module, with the constant caption of its training pairs."""
         test = data.pairs_of("test")
         references = dict(zip(test.ids, captions_of(test), strict=True))
-        return cls(references, constant_caption(captions_of(data.pairs_of("train"))), list(order), control)
+        return cls(references, constant_caption(captions_of(data.pairs_of("train"))), list(order), control, unchanged)
 
     def add(self, seed: int, results: Mapping[str, Tested], **notes: Any) -> None:
         """Add the captions of one seed, and print their scores.
@@ -110,25 +114,43 @@ class Study:
                 "words": spread([row.words for row in compared]),
                 "distinct": spread([float(row.distinct) for row in compared]),
                 "facts": {name: spread([row.facts[name] for row in compared]) for name in row.facts},
+                "identical_facts": {
+                    name: spread([row.identical_facts[name] for row in compared]) for name in row.identical_facts
+                },
                 "figures": {name: spread([one[name] for one in others]) for name in others[0]},
                 "figures_over_first_row": {
                     name: over_seeds([b[name] - a[name] for a, b in zip(first, others, strict=True)])
                     for name in others[0]
                     if all(name in figures for figures in first)
                 },
-                "over": [self.over(earlier, index) for earlier in range(index)],
+                "over": [self.over(earlier.name, row.name) for earlier in self.rows[0][:index]],
+                "facts_over": {
+                    earlier.name: self.facts_over(earlier.name, row.name) for earlier in self.rows[0][:index]
+                },
             }
         return results
 
-    def over(self, first: int, second: int) -> dict[str, Any]:
+    def over(self, earlier: str, row: str) -> dict[str, Any]:
         """Difference in CIDEr-D between two rows over all seeds, and its reading."""
-        one, other = ([rows[index] for rows in self.rows] for index in (first, second))
-        gains = [b.score - a.score for a, b in zip(one, other, strict=True)]
-        pairs, seeds = compare(_mean(one), _mean(other))[METRIC], over_seeds(gains)
-        below = any(difference.low <= 0 for row in other for difference in row.over_baselines.values())
-        gain = {"row": one[0].name, **seeds, "pairs": [pairs.low, pairs.high]}
-        compares = any(uses_images([row.as_dict() for row in rows]) for rows in (one, other))
-        return {**gain, "reading": reading_of(gain, below, compares)}
+        gain = self.difference(earlier, row, METRIC)
+        assert gain is not None  # every pair has a score
+        return self._read(gain, earlier, row, METRIC)
+
+    def facts_over(self, earlier: str, row: str) -> dict[str, Any]:
+        """Difference between two rows in each fact over all seeds, and its reading."""
+        facts = self._results(row)[0].facts.keys() & self._results(earlier)[0].facts.keys()
+        gains = {fact: self.difference(earlier, row, fact) for fact in sorted(facts)}
+        return {fact: self._read(gain, earlier, row, fact) for fact, gain in gains.items() if gain is not None}
+
+    def _read(self, gain: Mapping[str, Any], earlier: str, row: str, measure: str) -> dict[str, Any]:
+        trainings = {name: [one.as_dict() for one in self._results(name)] for name in (earlier, row)}
+        compares = any(uses_images(of_row, self.unchanged, measure) for of_row in trainings.values())
+        reading = reading_of(gain, is_below(trainings[row], measure), compares)
+        return {"row": earlier, **gain, "reading": reading}
+
+    def _results(self, name: str) -> list[ComparedCaptioner]:
+        """Results of a row by seed."""
+        return [row for rows in self.rows for row in rows if row.name == name]
 
     @property
     def controlled(self) -> bool:
@@ -136,26 +158,31 @@ class Study:
         return any(row.name == self.control for row in self.rows[0])
 
     def over_control(self) -> dict[str, Any]:
-        """Difference of every row from the control in CIDEr-D and in each fact, over seeds and over pairs.
-
-        A fact that does not apply to the same pairs in both rows and in all seeds is left out.
-        """
+        """Difference of every row from the control in CIDEr-D and in each fact, over seeds and over pairs."""
         assert self.control is not None
         results: dict[str, Any] = {}
-        for name in (row.name for row in self.rows[0] if row.name != self.control):
-            results[name] = {}
-            for metric in (METRIC, *next(row.facts for row in self.rows[0] if row.name == name)):
-                known = [
-                    self._pairwise(seed, row, metric) for row in (self.control, name) for seed in range(len(self.seeds))
-                ]
-                if len(known[0]) < 2 or any(list(one) != list(known[0]) for one in known):
-                    continue
-                values = np.array([list(one.values()) for one in known]).reshape(2, len(self.seeds), -1)
-                first, second = (_scores(mean, metric) for mean in values.mean(1))
-                gap = compare(first, second)[metric]
-                gains = (values[1] - values[0]).mean(1).tolist()
-                results[name][metric] = {**over_seeds(gains), "pairs": [gap.low, gap.high]}
+        for row in self.rows[0]:
+            if row.name != self.control:
+                gains = {metric: self.difference(self.control, row.name, metric) for metric in (METRIC, *row.facts)}
+                results[row.name] = {metric: gain for metric, gain in gains.items() if gain is not None}
         return results
+
+    def difference(self, earlier: str, row: str, metric: str) -> dict[str, Any] | None:
+        """Difference between two rows over seeds and over pairs; None if a fact applies to other pairs in one of them.
+
+        Args:
+            earlier: row to compare with.
+            row: a row.
+            metric: CIDEr-D or a fact.
+        """
+        known = [self._pairwise(seed, name, metric) for name in (earlier, row) for seed in range(len(self.seeds))]
+        if len(known[0]) < 2 or any(list(one) != list(known[0]) for one in known):
+            return None
+        values = np.array([list(one.values()) for one in known]).reshape(2, len(self.seeds), -1)
+        first, second = (_scores(mean, metric) for mean in values.mean(1))
+        gap = compare(first, second)[metric]
+        gains = (values[1] - values[0]).mean(1).tolist()
+        return {**over_seeds(gains), "pairs": [gap.low, gap.high]}
 
     def _pairwise(self, index: int, name: str, metric: str) -> dict[str, float]:
         """Score by pair id; for a fact, 100 if it is right and 0 if it is wrong, for the pairs to which it applies."""
@@ -173,6 +200,7 @@ class Study:
             "constant": self.constant,
             "order": list(self.order),
             "control": self.control,
+            "unchanged": self.unchanged,
             "runs": [
                 {"seed": seed, "said": rows, "figures": figures, "notes": notes}
                 for seed, rows, figures, notes in zip(self.seeds, said, self.figures, self.notes, strict=True)
@@ -186,6 +214,7 @@ class Study:
             "seeds": self.seeds,
             "test_pairs": len(self.references),
             "constant": self.constant,
+            "unchanged": self.unchanged,
             "summary": self.summary(),
             **({"control": self.control, "over_control": self.over_control()} if self.controlled else {}),
             "notes": dict(zip(self.seeds, self.notes, strict=True)),
@@ -246,9 +275,11 @@ def test_captions(trainer: Any, captioner: PairCaptioner, data: PairDataModule) 
     trainer.callbacks.append(control)
     results = trainer.test(captioner, data, verbose=False)[0]
     said = {record["id"]: record["caption"] for record in captioner.predictions}
-    facts = {id: data.facts("test", id, text) for id, text in said.items()}
+    facts, identical = (
+        {id: data.facts("test", id, text) for id, text in captions.items()} for captions in (said, control.captions)
+    )
     scores = {name.removeprefix("test/"): float(value) for name, value in results.items()}
-    return Captioned(said, control.captions, facts), scores
+    return Captioned(said, control.captions, facts, identical), scores
 
 
 def settings_key(args: argparse.Namespace) -> str:
@@ -312,12 +343,6 @@ def print_summaries(worlds: Mapping[str, Study]) -> None:
             for row, gains in study.over_control().items():
                 for metric, gain in gains.items():
                     print(f"{world:<12} {row:<12} minus {study.control} {metric:<10} {gain}", flush=True)
-
-
-def _mean(rows: Sequence[ComparedCaptioner]) -> Scores:
-    """Mean over seeds of the scores of each pair."""
-    values = np.mean([row.scores.per_pair[METRIC] for row in rows], 0)
-    return Scores({METRIC: float(values.mean())}, {METRIC: values}, rows[0].scores.ids, rows[0].scores.references)
 
 
 def _scores(values: Any, metric: str) -> Scores:

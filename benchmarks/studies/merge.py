@@ -110,7 +110,13 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
     studies: dict[str, Study] = {}
     for part in parts:
         for world, results in part["worlds"].items():
-            study = Study(results["references"], results["constant"], results["order"], results["control"])
+            study = Study(
+                results["references"],
+                results["constant"],
+                results["order"],
+                results["control"],
+                results["unchanged"],
+            )
             first = studies.setdefault(world, study)
             if (first.references, first.constant, first.order) != (study.references, study.constant, study.order):
                 raise DataError(f"parts of world {world} were tested on other pairs or rows; make them anew")

@@ -147,7 +147,7 @@ def main() -> None:
         captioner = LanguageRun if args.language_model else EncoderRun if args.weights else Run
         run = captioner(args, folder, seed, world)
         measurements = run.results(chosen)
-        study = worlds.setdefault(world, Study.of(run.pairs(), order, "DPO" if "DPO" in order else None))
+        study = worlds.setdefault(world, Study.of(run.pairs(), order, "DPO" if "DPO" in order else None, run.unchanged))
         study.add(seed, measurements, seconds=time.process_time() - begin)
         save_results(args, worlds, "lightning")
     print_summaries(worlds)

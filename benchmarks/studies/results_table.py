@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from benchmarks.harness import filled
 from benchmarks.studies.forest import forest_plot
-from benchmarks.studies.readings import reading_of, uses_images
+from benchmarks.studies.readings import identical_of, is_below, reading_of, score_of, uses_images
 from lightning_idc.metrics.baselines import IDENTICAL, UNDECIDED
 from lightning_idc.report.comparison import METRIC
 from lightning_idc.report.table import Table
@@ -37,7 +38,7 @@ README_ROWS = 3
 COLUMNS = (
     "comparison",
     "trainings; test pairs",
-    "CIDEr-D",
+    "score",
     "difference",
     "95 % interval: trainings; pairs",
     IDENTICAL,
@@ -57,6 +58,7 @@ class Comparison:
         world: world in the file.
         row: row of the study.
         over: row to compare with.
+        measure: CIDEr-D, or a fact whose percentage is the score.
     """
 
     title: str
@@ -64,6 +66,12 @@ class Comparison:
     world: str
     row: str
     over: str
+    measure: str = METRIC
+
+    @property
+    def label(self) -> str:
+        """The title, with the measure if it is a fact."""
+        return self.title if self.measure == METRIC else f"{self.title} ({self.measure}, %)"
 
 
 @dataclass(frozen=True)
@@ -232,50 +240,48 @@ def outcomes(method: Method, results: Path = RESULTS) -> list[Outcome]:
 
 def _outcome(comparison: Comparison, results: Path) -> Outcome:
     content = json.loads((results / f"{comparison.file}.json").read_text(encoding="utf-8"))
-    world = content["worlds"][comparison.world]
-    gain = gain_of(world, comparison.row, comparison.over)
+    world, measure = content["worlds"][comparison.world], comparison.measure
+    gain = gain_of(world, comparison.row, comparison.over, measure)
     rows = {name: [training[name] for training in world["each_seed"]] for name in (comparison.over, comparison.row)}
-    compares = any(uses_images(trainings) for trainings in rows.values())
-    reading = reading_of(gain, below(comparison.row, world), compares)
-    summaries = [world["summary"][name] for name in (comparison.over, comparison.row)]
-    first, second = (summary[METRIC][0] for summary in summaries)
+    compares = any(uses_images(trainings, world["unchanged"], measure) for trainings in rows.values())
+    reading = reading_of(gain, is_below(rows[comparison.row], measure), compares)
+    first, second = (mean(score_of(training, measure) for training in trainings) for trainings in rows.values())
+    identical = [identical_of(training, measure) for training in rows[comparison.row]]
+    types = (mean(training["facts"]["type"] for training in trainings) for trainings in rows.values())
     cells = [
-        comparison.title,
+        comparison.label,
         f"{len(world['seeds'])}; {world['test_pairs']:,}",
         f"{short(first)} to {short(second)}",
         short(gain["mean"], "+"),
         "; ".join(f"({short(of[0])}, {short(of[1])})" if of else NONE for of in (gain["interval"], gain["pairs"])),
-        short(summaries[1]["baselines"][IDENTICAL][0]),
-        " to ".join(short(summary["facts"]["type"][0]) for summary in summaries),
+        short(mean(value for value in identical if value is not None)),
+        " to ".join(map(short, types)),
         reading,
         content["commit"][:8],
     ]
     return Outcome(comparison, gain, reading, cells)
 
 
-def gain_of(world: Mapping[str, Any], row: str, over: str) -> Mapping[str, Any]:
-    """Difference in CIDEr-D between two rows.
+def gain_of(world: Mapping[str, Any], row: str, over: str, measure: str = METRIC) -> Mapping[str, Any]:
+    """Difference between two rows in CIDEr-D or in a fact.
 
     Raises:
         KeyError: the study lacks one of the rows.
     """
     for name, other, sign in ((row, over, 1), (over, row, -1)):
-        for gain in world["summary"][name]["over"]:
-            if gain["row"] == other:
-                return signed(gain, sign)
-    raise KeyError(f"the study has no rows {row} and {over}")
+        summary = world["summary"][name]
+        gains = {gain["row"]: gain for gain in summary["over"]}
+        if measure != METRIC:
+            gains = {earlier: of_facts.get(measure) for earlier, of_facts in summary["facts_over"].items()}
+        if gains.get(other) is not None:
+            return signed(gains[other], sign)
+    raise KeyError(f"the study has no rows {row} and {over} with {measure}")
 
 
 def signed(gain: Mapping[str, Any], sign: int) -> Mapping[str, Any]:
     """A difference, or with a sign of -1 that of the same rows in the other order."""
     ends = {name: sorted(sign * end for end in gain[name]) for name in ("interval", "pairs") if gain[name]}
     return {**gain, **ends, "mean": sign * gain["mean"], "each_seed": [sign * value for value in gain["each_seed"]]}
-
-
-def below(row: str, world: Mapping[str, Any]) -> bool:
-    """Whether a row is not above each of its baselines with the interval over pairs in every training."""
-    differences = [over for of_seed in world["each_seed"] for over in of_seed[row]["over_baselines"].values()]
-    return any(difference["low"] <= 0 for difference in differences)
 
 
 def short(value: float, sign: str = "-") -> str:

@@ -42,7 +42,8 @@ class RewardRun(Run):
 
     def measured(self, captioner: PairCaptioner) -> Tested:
         tested, figures = super().measured(captioner)
-        return Captioned(tested.captions, tested.identical, self.related(tested.facts)), figures
+        judged = self.related(tested.facts), self.related(tested.identical_facts)
+        return Captioned(tested.captions, tested.identical, *judged), figures
 
     def related(self, facts: Facts) -> Facts:
         """Facts with a relation only where the references have one, which makes them those of the same pairs."""
@@ -136,7 +137,7 @@ def main() -> None:
         print(f"world {world}, seed {seed}", flush=True)
         run = RewardRun(args, folder, seed, world)
         results = run.rows(chosen)
-        worlds.setdefault(world, Study.of(run.pairs(), order, CONTROL)).add(seed, results)
+        worlds.setdefault(world, Study.of(run.pairs(), order, CONTROL, run.unchanged)).add(seed, results)
         save_results(args, worlds, "lightning")
     print_summaries(worlds)
 

@@ -281,7 +281,7 @@ def main() -> None:
         begin = time.process_time()
         run = Run(args, folder, seed, world)
         results, about = run.rows(names)
-        study = worlds.setdefault(world, Study.of(run.real(), ROWS, "real"))
+        study = worlds.setdefault(world, Study.of(run.real(), ROWS, "real", unchanged=0.0))
         study.add(seed, results, **about, seconds=time.process_time() - begin)
         save_results(args, worlds, "lightning")
     print_summaries(worlds)

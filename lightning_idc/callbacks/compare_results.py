@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lightning_idc.metrics.results import PREDICTIONS
 from lightning_idc.report.comparison import (
     Captioned,
     ComparedCaptioner,
+    Facts,
     compare_captioners,
     differences_table,
     facts_table,
@@ -81,10 +82,12 @@ class CompareResults(Callback):
                 records = [json.loads(line) for line in lines]
             references = {record["id"]: record["references"] for record in records}
             control = folder / CONTROL
+            identical = json.loads(control.read_text(encoding="utf-8")) if control.is_file() else {}
             captioned[name] = Captioned(
                 captions={record["id"]: record["caption"] for record in records},
-                identical=json.loads(control.read_text(encoding="utf-8")) if control.is_file() else {},
+                identical=identical,
                 facts={record["id"]: record["facts"] for record in records},
+                identical_facts=facts_of(trainer, identical),
             )
         return compare_captioners(captioned, references, constant_of(trainer))
 
@@ -97,6 +100,14 @@ def constant_of(trainer: Trainer) -> str | None:
     except IDCError as error:  # a test needs no training split
         rank_zero_warn(f"no baseline of a constant caption: {error}")
         return None
+
+
+def facts_of(trainer: Trainer, captions: Mapping[str, str]) -> Facts:
+    """Facts of captions of the test pairs, by pair id; empty if loaders were passed in place of a data module."""
+    data = getattr(trainer, "datamodule", None)
+    if not isinstance(data, PairDataModule):
+        return {}
+    return {id: data.facts("test", id, caption) for id, caption in captions.items()}
 
 
 def captions_of(source: PairSource, limit: int = 5000) -> list[list[str]]:

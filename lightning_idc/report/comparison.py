@@ -26,11 +26,13 @@ class Captioned:
         captions: captions by pair id.
         identical: captions by pair id with the first image in place of the second; empty if not computed.
         facts: by pair id, whether each fact of the caption is right; None if a fact does not apply.
+        identical_facts: the same for the captions in ``identical``.
     """
 
     captions: Mapping[str, str]
     identical: Mapping[str, str] = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)
+    identical_facts: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class ComparedCaptioner:
         words: mean number of words per caption.
         distinct: number of distinct captions.
         facts: percentage of captions with a fact right, among the pairs to which it applies.
+        identical_facts: the same for captions of identical images.
+        facts_over_identical: difference of ``facts`` to ``identical_facts``.
         baselines: CIDEr-D of baselines that do not see the change, by name.
         over_baselines: difference to each baseline.
         previous: name of the previous row; None for the first.
@@ -56,6 +60,8 @@ class ComparedCaptioner:
     words: float
     distinct: int
     facts: dict[str, float]
+    identical_facts: dict[str, float]
+    facts_over_identical: dict[str, Difference]
     baselines: dict[str, float]
     over_baselines: dict[str, Difference]
     previous: str | None
@@ -103,7 +109,9 @@ def compare_captioners(
                 score=scores.values[METRIC],
                 words=float(np.mean([len(caption.split()) for caption in captions.values()])),
                 distinct=len(set(captions.values())),
-                facts={fact: 100 * float(values.mean()) for fact, (_, values) in _judged(captioner.facts).items()},
+                facts=_percentages(captioner.facts),
+                identical_facts=_percentages(captioner.identical_facts),
+                facts_over_identical=facts_over(captioner.identical_facts, captioner.facts),
                 baselines={key: baseline.values[METRIC] for key, baseline in baseline_scores.items()},
                 over_baselines=over_baselines,
                 previous=None if previous is None else previous[0],
@@ -159,6 +167,7 @@ def differences_table(rows: Sequence[ComparedCaptioner]) -> str:
 def facts_table(rows: Sequence[ComparedCaptioner]) -> str:
     """Table of the percentage of captions with each fact right, and differences to the previous row.
 
+    A second line of a captioner has the facts of its captions of identical images, which cannot depend on the change.
     There is no interval if a fact does not apply to the same pairs as in the previous row, such as a relation that only
     one captioner mentions.
     """
@@ -168,6 +177,9 @@ def facts_table(rows: Sequence[ComparedCaptioner]) -> str:
         gains = {fact: f" {interval(row.over_previous[fact])}" for fact in facts if fact in row.over_previous}
         texts = [f"{row.facts[fact]:.1f}{gains.get(fact, '')}" if fact in row.facts else "-" for fact in facts]
         cells.append([row.name, *texts])
+        if row.identical_facts:
+            values = [f"{row.identical_facts[fact]:.1f}" if fact in row.identical_facts else "-" for fact in facts]
+            cells.append([f"{row.name}, {IDENTICAL}", *values])
     return Table(["facts right, %", *facts], cells).markdown()
 
 
@@ -178,6 +190,10 @@ def interval(difference: Difference) -> str:
 
 def _scored(captions: Mapping[str, str], expected: References) -> Scores:
     return score_captions(captions, expected, (METRIC,))
+
+
+def _percentages(facts: Facts) -> dict[str, float]:
+    return {fact: 100 * float(values.mean()) for fact, (_, values) in _judged(facts).items()}
 
 
 def _judged(facts: Facts) -> dict[str, tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]]:

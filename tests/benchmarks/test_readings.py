@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from benchmarks.studies.readings import over_seeds, reading_of, uses_images
+from benchmarks.studies.harness import Study
+from benchmarks.studies.readings import chance_of, is_below, over_seeds, reading_of, uses_images
 from benchmarks.studies.results_table import gain_of
+from lightning_idc.report.comparison import Captioned
 
 
 def training(score: float, identical: float, type_right: float) -> dict[str, object]:
@@ -42,6 +44,54 @@ def test_a_captioner_that_says_the_same_of_identical_images_does_not_compare_the
     assert not uses_images([training(300, 201, 60), training(300, 201, 61), training(300, 201, 62)])
     assert not uses_images([training(300, 100, 16), training(300, 100, 17), training(300, 100, 18)])  # types by chance
     assert not uses_images([training(300, 100, 60)])  # one training has no interval
+
+
+def test_types_that_are_right_by_always_naming_one() -> None:
+    assert chance_of(1 / 6) == pytest.approx(100 / 6)
+    assert chance_of(0.0) == 20  # one of five, where every pair has changed
+    assert chance_of(0.5) == 50  # "nothing changed"
+    types = [training(300, 100, 18.9), training(300, 100, 19), training(300, 100, 19.1)]
+    assert uses_images(types) and not uses_images(types, unchanged=0.0)
+
+
+def test_a_fact_has_its_own_control() -> None:
+    """A captioner that names the objects of the first image, of which CIDEr-D has much, and sees what changed."""
+    seen = [training(300, 250, right) | {"identical_facts": {"type": 18.0}} for right in (60, 61, 62)]
+    assert not uses_images(seen)
+    assert uses_images(seen, measure="type")
+    assert not uses_images([one | {"identical_facts": {"type": 45.0}} for one in seen], measure="type")
+    assert not uses_images([training(300, 250, 60)] * 3, measure="type")  # not measured
+
+
+def study(right: int) -> Study:
+    """Two rows in three trainings: ``SFT`` names a tenth of the types, and ``ADPO`` is right in ``right`` of 100 pairs.
+
+    Both say the same of identical images, where a tenth is right.
+    """
+    ids = [f"{number:03}" for number in range(100)]
+    words = ["one cube moved to the left", "two spheres became red again", "the lamp near the door is gone"]
+    references = {id: [words[number % 3]] for number, id in enumerate(ids)}
+    made = Study(references, "something changed", ["SFT", "ADPO"], unchanged=0.0)
+    tenth = {id: {"type": number < 10} for number, id in enumerate(ids)}
+    vague = dict.fromkeys(ids, "something changed")
+    for seed in (1, 2, 3):
+        judged = {id: {"type": number < right - seed} for number, id in enumerate(ids)}
+        named = {id: references[id][0] for id in ids}
+        rows = {"SFT": Captioned(vague, vague, tenth, tenth), "ADPO": Captioned(named, named, judged, tenth)}
+        made.add(seed, {name: (captioned, {}) for name, captioned in rows.items()})
+    return made
+
+
+def test_study_compares_a_fact_with_that_of_identical_images() -> None:
+    seen = study(70).summary()["ADPO"]
+    gain = seen["facts_over"]["SFT"]["type"]
+    assert gain["each_seed"] == pytest.approx([59, 58, 57]) and gain["reading"] == "higher"
+    assert seen["over"][0]["reading"] == "below the baseline"  # CIDEr-D: it says the same of identical images
+    assert seen["identical_facts"]["type"] == [10.0, 0.0]
+    assert study(14).summary()["ADPO"]["facts_over"]["SFT"]["type"]["reading"] == "below the baseline"
+    trainings = study(70).as_dict()["each_seed"]
+    assert not is_below([one["ADPO"] for one in trainings], "type")
+    assert gain_of({"summary": study(70).summary()}, "ADPO", "SFT", "type")["mean"] == pytest.approx(58)
 
 
 def test_a_difference_in_the_other_order_has_the_other_sign() -> None:

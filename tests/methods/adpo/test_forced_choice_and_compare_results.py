@@ -21,7 +21,7 @@ from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.counterfactual import true_sentence
 from lightning_idc.data.synthetic.facts import change_accuracy
-from lightning_idc.images.types import PairBatch
+from lightning_idc.images.types import Caption, PairBatch
 from lightning_idc.utils.errors import ConfigError, IDCError
 
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>"]
@@ -110,6 +110,38 @@ def test_compare_results_writes_one_table(tmp_path: Path, capsys: pytest.Capture
         Trainer(callbacks=[CompareResults("x", {"SFT": str(tmp_path)})], **QUIET).test(
             FixedPreference(), TinyPairs(), verbose=False
         )
+
+
+class SaysTwoTypes(FixedPreference):
+    """Says that an object was added; of identical images, that one was removed."""
+
+    def encode(self, batch: PairBatch) -> Any:
+        self.identical = (batch.images[:, 0] == batch.images[:, 1]).flatten(1).all(1)
+        return super().encode(batch)
+
+    def generate(self, features: Any) -> list[Caption]:
+        return [Caption(f"the red cube was {'removed' if same else 'added'}", 0.0) for same in self.identical]
+
+
+def test_facts_of_identical_images_stand_below_those_of_the_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = SyntheticPairs(
+        train_pairs=2, val_pairs=2, test_pairs=24, render_size=16, cache_dir=tmp_path, progress=False, no_change=0.0
+    )
+    callbacks = [UnchangedControl(), ShowResults(examples=0, report_pairs=0), CompareResults("a", {})]
+    trainer = Trainer(callbacks=callbacks, default_root_dir=tmp_path, **QUIET)
+    trainer.test(SaysTwoTypes(), data, verbose=False)
+    source = data.source("test")
+    types = [source.ground_truth(index)["change_type"] for index in range(len(source))]
+    added, removed = (100 * types.count(kind) / len(types) for kind in ("add", "drop"))
+    assert added != removed
+    row = json.loads((tmp_path / "comparison.json").read_text())["a"]["compared"]
+    assert row["facts"]["type"] == pytest.approx(added)
+    assert row["identical_facts"]["type"] == pytest.approx(removed)
+    assert row["facts_over_identical"]["type"]["difference"] == pytest.approx(added - removed)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| a, identical images")]
+    assert f" {removed:.1f} " in lines[0] and len(lines) == 1
 
 
 @pytest.mark.slow
