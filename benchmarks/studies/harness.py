@@ -76,6 +76,11 @@ class Study:
         references = dict(zip(test.ids, captions_of(test), strict=True))
         return cls(references, constant_caption(captions_of(data.pairs_of("train"))), list(order), control, unchanged)
 
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """What is equal in all parts of a study."""
+        return self.references, self.constant, self.order, self.unchanged
+
     def add(self, seed: int, results: Mapping[str, Tested], **notes: Any) -> None:
         """Add the captions of one seed, and print their scores.
 

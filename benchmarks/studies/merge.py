@@ -118,7 +118,7 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
                 results["unchanged"],
             )
             first = studies.setdefault(world, study)
-            if (first.references, first.constant, first.order) != (study.references, study.constant, study.order):
+            if first.setting != study.setting:
                 raise DataError(f"parts of world {world} were tested on other pairs or rows; make them anew")
             for run in results["runs"]:
                 known = runs.setdefault(world, {}).setdefault(run["seed"], {"said": {}, "figures": {}, "notes": {}})

@@ -31,8 +31,8 @@ from lightning_idc.utils.outputs import save, save_json
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "forced_choice")
 RULES = """Intervals: 95 %, paired bootstrap over test pairs; they do not include the variation over training seeds.
 "not decided": the interval contains 0. Baselines: one caption, chosen on the training references, for every pair; the
-captions shuffled among pairs; and the captions where the second image equals the first, whose facts have a line of their
-own. "below the baseline": not above each of these by an interval above 0."""
+captions shuffled among pairs; and the captions where the second image equals the first, whose facts have a line of
+their own. "below the baseline": not above each of these by an interval above 0."""
 
 
 class CompareResults(Callback):
