@@ -135,6 +135,7 @@ def _adpo() -> tuple[Comparison, ...]:
     captions = {"vague": "vague", "vague_sixth": "vague, some unchanged", "careful": "careful"}
     study = partial(Comparison, file="preference_learning")
     encoder = partial(Comparison, file="preference_encoder")
+    language = partial(Comparison, file="preference_smollm2_looking", world="vague", row="ADPO", measure="type")
     beta = "anchor 3, beta 0.5"
     return (
         *(
@@ -152,6 +153,7 @@ def _adpo() -> tuple[Comparison, ...]:
             for over in ("SFT", "SFT+", "DPO")
             for world in ("vague", "careful")
         ),
+        *(language(f"ADPO over {over}, behind SmolLM2: vague", over=over) for over in ("SFT", "SFT+", "DPO")),
     )
 
 
@@ -178,8 +180,8 @@ METHODS = (
         "ADPO",
         "python -m benchmarks.studies.preference_learning --rows main losses",
         _adpo(),
-        "SFT+ is SFT with about the compute of the others. All of it, and the command of the rows with an ImageNet "
-        "encoder: [notes](notes/adpo.md#effect-on-captions).",
+        "SFT+ is SFT with about the compute of the others. All of it, and the commands of the rows with an ImageNet "
+        "encoder and behind SmolLM2: [notes](notes/adpo.md#effect-on-captions).",
     ),
     Method(
         "GRPO, SCST",
