@@ -71,7 +71,7 @@ class Comparison:
     @property
     def label(self) -> str:
         """The title, with the measure if it is a fact."""
-        return self.title if self.measure == METRIC else f"{self.title} ({self.measure}, %)"
+        return self.title if self.measure == METRIC else f"{self.title} ({measure_text(self.measure)})"
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,10 @@ def _adpo() -> tuple[Comparison, ...]:
     """The paper's reference (SFT), the control of equal compute (SFT+) and DPO, on three kinds of captions."""
     captions = {"vague": "vague", "vague_sixth": "vague, some unchanged", "careful": "careful"}
     study = partial(Comparison, file="preference_learning")
-    encoder = partial(Comparison, file="preference_encoder")
+    encoder = {
+        world: partial(Comparison, file=f"preference_encoder_{world}", world=world, row="ADPO")
+        for world in ("vague", "careful")
+    }
     language = partial(Comparison, file="preference_smollm2_looking", world="vague", row="ADPO", measure="type")
     beta = "anchor 3, beta 0.5"
     return (
@@ -149,9 +152,13 @@ def _adpo() -> tuple[Comparison, ...]:
         ),
         study("DPO with anchor over without: careful", world="careful", row="DPO", over="DPO, anchor 0, beta 0.1"),
         *(
-            encoder(f"ADPO over {over}, ImageNet encoder: {world}", world=world, row="ADPO", over=over)
+            encoder[world](f"ADPO over {over}, ImageNet encoder: {world}", over=over)
             for over in ("SFT", "SFT+", "DPO")
-            for world in ("vague", "careful")
+            for world in encoder
+        ),
+        *(
+            encoder["vague"](f"ADPO over {over}, ImageNet encoder: vague", over=over, measure="type")
+            for over in ("SFT", "SFT+", "DPO")
         ),
         *(language(f"ADPO over {over}, behind SmolLM2: vague", over=over) for over in ("SFT", "SFT+", "DPO")),
     )
@@ -301,7 +308,10 @@ def _section(method: Method, measured: Sequence[Outcome]) -> str:
     if decided := [outcome.cells for outcome in measured if outcome.is_decided]:
         parts.append(Table(COLUMNS, decided, text=len(COLUMNS)).markdown())
     if measured:
-        parts += [f"`{method.command}`", f"![Differences with intervals, {method.name}](images/{plot_name(method)})"]
+        parts.append(f"`{method.command}`")
+        for measure in measures(method):
+            title = f"Differences in {measure_text(measure)} with intervals, {method.name}"
+            parts.append(f"![{title}](images/{plot_name(method, measure)})")
     if other := [_open_line(one) for one in measured if not one.is_decided]:
         parts.append(f"Not decided: {'; '.join(other)}.")
     return "\n\n".join([*parts, *([method.remark] if method.remark else [])])
@@ -312,22 +322,34 @@ def _open_line(outcome: Outcome) -> str:
     return f"{outcome.cells[0]} ({outcome.cells[3]}{remark})"
 
 
-def plot_name(method: Method) -> str:
-    """File name of the forest plot of a method."""
-    return f"results_{method.name.split()[0].lower()}.svg"
+def measures(method: Method) -> list[str]:
+    """Measures of the comparisons of a method; each has a plot, since they have different units."""
+    return list(dict.fromkeys(comparison.measure for comparison in method.comparisons))
+
+
+def measure_text(measure: str) -> str:
+    """Measure with its unit, such as ``type, %``."""
+    return measure if measure == METRIC else f"{measure}, %"
+
+
+def plot_name(method: Method, measure: str) -> str:
+    """File name of the forest plot of a method by a measure."""
+    suffix = "" if measure == METRIC else f"_{measure}"
+    return f"results_{method.name.split()[0].lower()}{suffix}.svg"
 
 
 def plots(results: Path = RESULTS) -> dict[Path, str]:
     """Forest plots of the methods with comparisons, by file."""
     return {
-        IMAGES / plot_name(method): forest_plot(
+        IMAGES / plot_name(method, measure): forest_plot(
             [
                 (one.cells[0], one.gain["mean"], one.gain["interval"], one.is_decided)
                 for one in outcomes(method, results)
+                if one.comparison.measure == measure
             ]
         )
         for method in METHODS
-        if method.comparisons
+        for measure in measures(method)
     }
 
 
