@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.harness import commit, report
 from benchmarks.studies.readings import UNCHANGED, is_below, over_seeds, reading_of, spread, uses_images
-from lightning_idc.callbacks.compare_results import captions_of
+from lightning_idc.callbacks.compare_results import captions_of, facts_of
 from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.store.manifest import fingerprint_of
@@ -113,6 +113,7 @@ class Study:
             compared = [rows[index] for rows in self.rows]
             others = [figures[row.name] for figures in self.figures]
             first = [figures[self.rows[0][0].name] for figures in self.figures]
+            readings = {earlier.name: self.readings(earlier.name, row.name) for earlier in self.rows[0][:index]}
             results[row.name] = {
                 METRIC: spread([row.score for row in compared]),
                 "baselines": {name: spread([row.baselines[name] for row in compared]) for name in row.baselines},
@@ -128,30 +129,20 @@ class Study:
                     for name in others[0]
                     if all(name in figures for figures in first)
                 },
-                "over": [self.over(earlier.name, row.name) for earlier in self.rows[0][:index]],
-                "facts_over": {
-                    earlier.name: self.facts_over(earlier.name, row.name) for earlier in self.rows[0][:index]
-                },
+                "over": [of_row.pop(METRIC) for of_row in readings.values()],
+                "facts_over": readings,
             }
         return results
 
-    def over(self, earlier: str, row: str) -> dict[str, Any]:
-        """Difference in CIDEr-D between two rows over all seeds, and its reading."""
-        gain = self.difference(earlier, row, METRIC)
-        assert gain is not None  # every pair has a score
-        return self._read(gain, earlier, row, METRIC)
-
-    def facts_over(self, earlier: str, row: str) -> dict[str, Any]:
-        """Difference between two rows in each fact over all seeds, and its reading."""
-        facts = self._results(row)[0].facts.keys() & self._results(earlier)[0].facts.keys()
-        gains = {fact: self.difference(earlier, row, fact) for fact in sorted(facts)}
-        return {fact: self._read(gain, earlier, row, fact) for fact, gain in gains.items() if gain is not None}
-
-    def _read(self, gain: Mapping[str, Any], earlier: str, row: str, measure: str) -> dict[str, Any]:
+    def readings(self, earlier: str, row: str) -> dict[str, dict[str, Any]]:
+        """The :meth:`differences` of two rows, by metric, each with its reading."""
         trainings = {name: [one.as_dict() for one in self._results(name)] for name in (earlier, row)}
-        compares = any(uses_images(of_row, self.unchanged, measure) for of_row in trainings.values())
-        reading = reading_of(gain, is_below(trainings[row], measure), compares)
-        return {"row": earlier, **gain, "reading": reading}
+        readings = {}
+        for metric, gain in self.differences(earlier, row).items():
+            compares = any(uses_images(of_row, self.unchanged, metric) for of_row in trainings.values())
+            reading = reading_of(gain, is_below(trainings[row], metric), compares)
+            readings[metric] = {"row": earlier, **gain, "reading": reading}
+        return readings
 
     def _results(self, name: str) -> list[ComparedCaptioner]:
         """Results of a row by seed."""
@@ -163,14 +154,15 @@ class Study:
         return any(row.name == self.control for row in self.rows[0])
 
     def over_control(self) -> dict[str, Any]:
-        """Difference of every row from the control in CIDEr-D and in each fact, over seeds and over pairs."""
+        """Difference of every row from the control."""
         assert self.control is not None
-        results: dict[str, Any] = {}
-        for row in self.rows[0]:
-            if row.name != self.control:
-                gains = {metric: self.difference(self.control, row.name, metric) for metric in (METRIC, *row.facts)}
-                results[row.name] = {metric: gain for metric, gain in gains.items() if gain is not None}
-        return results
+        return {row.name: self.differences(self.control, row.name) for row in self.rows[0] if row.name != self.control}
+
+    def differences(self, earlier: str, row: str) -> dict[str, dict[str, Any]]:
+        """Differences between two rows in CIDEr-D and in each fact that applies to the same pairs in both."""
+        metrics = (METRIC, *self._results(row)[0].facts)
+        gains = {metric: self.difference(earlier, row, metric) for metric in metrics}
+        return {metric: gain for metric, gain in gains.items() if gain is not None}
 
     def difference(self, earlier: str, row: str, metric: str) -> dict[str, Any] | None:
         """Difference between two rows over seeds and over pairs; None if a fact applies to other pairs in one of them.
@@ -180,10 +172,10 @@ class Study:
             row: a row.
             metric: CIDEr-D or a fact.
         """
-        known = [self._pairwise(seed, name, metric) for name in (earlier, row) for seed in range(len(self.seeds))]
-        if len(known[0]) < 2 or any(list(one) != list(known[0]) for one in known):
+        trainings = [self._pairwise(seed, name, metric) for name in (earlier, row) for seed in range(len(self.seeds))]
+        if len(trainings[0]) < 2 or any(list(scores) != list(trainings[0]) for scores in trainings):
             return None
-        values = np.array([list(one.values()) for one in known]).reshape(2, len(self.seeds), -1)
+        values = np.array([list(scores.values()) for scores in trainings]).reshape(2, len(self.seeds), -1)
         first, second = (_scores(mean, metric) for mean in values.mean(1))
         gap = compare(first, second)[metric]
         gains = (values[1] - values[0]).mean(1).tolist()
@@ -280,11 +272,9 @@ def test_captions(trainer: Any, captioner: PairCaptioner, data: PairDataModule) 
     trainer.callbacks.append(control)
     results = trainer.test(captioner, data, verbose=False)[0]
     said = {record["id"]: record["caption"] for record in captioner.predictions}
-    facts, identical = (
-        {id: data.facts("test", id, text) for id, text in captions.items()} for captions in (said, control.captions)
-    )
+    facts = (facts_of(data, captions) for captions in (said, control.captions))
     scores = {name.removeprefix("test/"): float(value) for name, value in results.items()}
-    return Captioned(said, control.captions, facts, identical), scores
+    return Captioned(said, control.captions, *facts), scores
 
 
 def settings_key(args: argparse.Namespace) -> str:

@@ -77,6 +77,7 @@ class CompareResults(Callback):
     def _compared(self, trainer: Trainer, folders: dict[str, Path]) -> list[ComparedCaptioner]:
         references: dict[str, list[str]] = {}
         captioned = {}
+        data = getattr(trainer, "datamodule", None)  # absent if loaders were passed
         for name, folder in folders.items():
             with (folder / PREDICTIONS).open(encoding="utf-8") as lines:
                 records = [json.loads(line) for line in lines]
@@ -87,7 +88,7 @@ class CompareResults(Callback):
                 captions={record["id"]: record["caption"] for record in records},
                 identical=identical,
                 facts={record["id"]: record["facts"] for record in records},
-                identical_facts=facts_of(trainer, identical),
+                identical_facts=facts_of(data, identical) if isinstance(data, PairDataModule) else {},
             )
         return compare_captioners(captioned, references, constant_of(trainer))
 
@@ -102,11 +103,8 @@ def constant_of(trainer: Trainer) -> str | None:
         return None
 
 
-def facts_of(trainer: Trainer, captions: Mapping[str, str]) -> Facts:
-    """Facts of captions of the test pairs, by pair id; empty if loaders were passed in place of a data module."""
-    data = getattr(trainer, "datamodule", None)
-    if not isinstance(data, PairDataModule):
-        return {}
+def facts_of(data: PairDataModule, captions: Mapping[str, str]) -> Facts:
+    """Facts of captions of the test pairs, by pair id."""
     return {id: data.facts("test", id, caption) for id, caption in captions.items()}
 
 

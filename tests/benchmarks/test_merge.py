@@ -24,11 +24,11 @@ def study() -> Study:
     for seed in (1, 2, 3):
         rows = {}
         for name, right in (("SFT", 4), ("ADPO", 8 + seed)):
-            said = {id: SENTENCES[(number + (number >= right)) % 3] for number, id in enumerate(IDS)}
+            captions = {id: SENTENCES[(number + (number >= right)) % 3] for number, id in enumerate(IDS)}
             identical = dict.fromkeys(IDS, SENTENCES[seed - 1])
             facts = {id: {"type": number < right} for number, id in enumerate(IDS)}
             seen = {id: {"type": number < right - 3} for number, id in enumerate(IDS)}
-            rows[name] = Captioned(said, identical, facts, seen), {"forced_choice": 50.0 + right}
+            rows[name] = Captioned(captions, identical, facts, seen), {"forced_choice": 50.0 + right}
         made.add(seed, rows, seconds=10.0)
     return made
 
@@ -39,18 +39,18 @@ def written(part: dict[str, Any], path: Path) -> Path:
     return path
 
 
-def parts_of(whole: dict[str, Any], folder: Path) -> list[Path]:
+def parts_of(single: dict[str, Any], folder: Path) -> list[Path]:
     """One part for each seed, and two for the last, of a row each."""
-    pieces = [[run] for run in whole["runs"][:2]]
-    last = whole["runs"][2]
+    pieces = [[run] for run in single["runs"][:2]]
+    last = single["runs"][2]
     pieces += [[{**last, **{kind: {row: last[kind][row]} for kind in ("said", "figures")}}] for row in ("SFT", "ADPO")]
-    return [written({**whole, "runs": runs}, folder / f"{number}.json") for number, runs in enumerate(pieces)]
+    return [written({**single, "runs": runs}, folder / f"{number}.json") for number, runs in enumerate(pieces)]
 
 
-def test_merged_parts_equal_the_whole_study(tmp_path: Path) -> None:
-    whole = study()
-    result = merged(read(parts_of(whole.part(), tmp_path)))["vague"]
-    expected = json.loads(json.dumps(whole.as_dict()))
+def test_merged_parts_equal_a_single_study(tmp_path: Path) -> None:
+    single = study()
+    result = merged(read(parts_of(single.part(), tmp_path)))["vague"]
+    expected = json.loads(json.dumps(single.as_dict()))
     actual = json.loads(json.dumps(result.as_dict()))
     assert actual.pop("notes")["3"] == {"seconds": 20.0}  # two parts
     assert expected.pop("notes")["3"] == {"seconds": 10.0}
@@ -59,14 +59,14 @@ def test_merged_parts_equal_the_whole_study(tmp_path: Path) -> None:
 
 
 def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    whole = study().part()
-    paths = parts_of(whole, tmp_path)
+    single = study().part()
+    paths = parts_of(single, tmp_path)
     with pytest.raises(DataError, match="seed 3 lacks ADPO"):
         merged(read(paths[:3]))
-    other = json.loads(json.dumps(whole["runs"][0]))
+    other = json.loads(json.dumps(single["runs"][0]))
     other["said"]["SFT"]["captions"]["00"] = "something else"
     with pytest.raises(DataError, match="SFT does not say the same in two parts"):
-        merged(read([*paths, written({**whole, "runs": [other]}, tmp_path / "other.json")]))
-    shares = written({**whole, "unchanged": 0.5}, tmp_path / "shares.json")
+        merged(read([*paths, written({**single, "runs": [other]}, tmp_path / "other.json")]))
+    shares = written({**single, "unchanged": 0.5}, tmp_path / "shares.json")
     with pytest.raises(DataError, match="other pairs or rows"):
         merged(read([paths[0], shares]))
