@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import FrameType
@@ -39,6 +40,7 @@ class StopCleanly(Callback):
         if self._is_interrupted:
             raise KeyboardInterrupt
         self._is_interrupted = True
+        print("\nstopping after this step; press Ctrl-C again to stop immediately ...", file=sys.stderr, flush=True)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

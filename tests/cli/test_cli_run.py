@@ -27,6 +27,8 @@ from lightning_idc.cli.recipes.run import DONE, Run
 from lightning_idc.cli.stage import run_stage
 
 ROOT = Path(__file__).resolve().parents[2]
+APART = ["--trainer.accelerator", "auto"]
+"""Lets each stage run in a process of its own."""
 
 
 def names(runs: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -262,13 +264,16 @@ def test_a_stage_in_two_processes_that_lightning_starts_hands_its_checkpoint_on(
 
 
 @pytest.mark.dist
-def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", [[], APART])
+def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(
+    runs: Any, tmp_path: Path, apart: list[str]
+) -> None:
     """A real signal to real processes; the oracle is the run that nothing interrupted."""
     Path("toy.yaml").write_text(FIT)
     said = stop_in_the_second_epoch(
-        tmp_path / "stopped", "--out", "stopped", "--model.pause", "0.5", "--data.items", "16"
+        tmp_path / "stopped", "--out", "stopped", "--model.pause", "0.5", "--data.items", "16", *apart
     )
-    assert "--resume stopped" in said
+    assert "--resume stopped" in said and "stopping after this step" in said
     (saved,) = (tmp_path / "stopped").rglob("interrupted.ckpt")
     assert 8 < torch.load(saved, weights_only=True)["global_step"] < 16, "in the middle of the second epoch"
     assert main(["run", "toy.yaml", "--resume", "stopped", "--model.pause", "0.0"]) == 0
@@ -286,13 +291,13 @@ def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: A
 @pytest.mark.parametrize(
     ("arguments", "here"),
     [
+        ([], True),
         (["--smoke"], True),
-        ([], False),
-        (["--smoke", "--trainer.devices", "2"], False),  # Lightning starts the other one by the command line
-        (["--smoke", "--trainer.accelerator", "auto"], False),  # may be several GPUs
+        (["--trainer.devices", "2"], False),  # Lightning starts the other one by the command line
+        (["--trainer.accelerator", "auto"], False),  # may be several GPUs
     ],
 )
-def test_only_smoke_sizes_run_in_the_process_of_the_runner(
+def test_only_stages_on_one_cpu_run_in_the_process_of_the_runner(
     arguments: list[str], here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -323,12 +328,13 @@ def test_stages_in_processes_give_what_they_give_in_this_one(runs: Any, tmp_path
     (tmp_path / "mine.py").write_text("from toy_idc import Toy as Mine\n")
     Path("toy.yaml").write_text(RECIPE.replace("class: toy_idc.Toy", "class: Mine"))
     command = [forking_python(), "-m", "lightning_idc", "run", "toy.yaml", "--import", "mine", "--out"]
-    ended = subprocess.run([*command, "apart"], env=environment(), capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stderr
-    ended = subprocess.run([*command, "smoke", "--smoke", "--data.items", "8"], env=environment(), timeout=240)
-    assert ended.returncode == 0
+    for out, options in (("apart", APART), ("here", [])):
+        ended = subprocess.run(
+            [*command, out, *options], env=environment(), capture_output=True, text=True, timeout=240
+        )
+        assert ended.returncode == 0, ended.stderr
     for stage in ("first", "second"):
-        apart, here = (weights(tmp_path / run, stage) for run in ("apart", "smoke"))
+        apart, here = (weights(tmp_path / run, stage) for run in ("apart", "here"))
         assert apart.keys() == here.keys() and all(torch.equal(value, here[name]) for name, value in apart.items())
 
 

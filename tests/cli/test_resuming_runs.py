@@ -176,7 +176,7 @@ def test_a_killed_run_takes_its_stage_with_it(runs: Any) -> None:
     Path("toy.yaml").write_text(FIT)
     paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     arguments = ["--out", "out", "--model.pause", "0.3", "--data.items", "4"]
-    arguments += ["--trainer.max_epochs", "400"]
+    arguments += ["--trainer.max_epochs", "400", "--trainer.accelerator", "auto"]  # in a process of its own
     process = subprocess.Popen(
         [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", *arguments],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},

@@ -145,20 +145,23 @@ def _run_entry(path: Path, entry: _Entry, smoke: bool, ranks: Ranks) -> int:
         check_models(recipe, entry.folder)
     watch = Watch(entry.folder, ranks.rank) if ranks.several else None
     try:
-        return Run(recipe, entry.folder, keys, launch_for(recipe, smoke, watch), ranks).go()
+        return Run(recipe, entry.folder, keys, launch_for(recipe, watch), ranks).go()
     finally:
         if watch is not None:
             watch.close()
 
 
-def launch_for(recipe: Recipe, smoke: bool, watch: Watch | None) -> Launch:
-    """Launcher of the stages: this process at smoke size, unless Lightning starts further processes."""
-    if smoke and watch is None and all(_is_small(stage.config.get("trainer") or {}) for stage in recipe.stages):
+def launch_for(recipe: Recipe, watch: Watch | None) -> Launch:
+    """Launcher of the stages: this process on the CPU, where another one would only import everything again.
+
+    On a GPU the end of its process gives back all memory of a stage, and several devices need several processes.
+    """
+    if watch is None and all(_is_one_cpu(stage.config.get("trainer") or {}) for stage in recipe.stages):
         return run_in_process
     return Processes(early=watch is None, is_lost=watch.is_lost if watch is not None else None)
 
 
-def _is_small(trainer: Mapping[str, Any]) -> bool:
+def _is_one_cpu(trainer: Mapping[str, Any]) -> bool:
     alone = all(trainer.get(key) in (None, 1) for key in ("devices", "num_nodes"))
     return alone and trainer.get("accelerator") == "cpu" and trainer.get("strategy") in (None, "auto")
 

@@ -28,7 +28,7 @@ Launch = Callable[[Plan, bool], int]
 
 
 def run_in_process(plan: Plan, followed: bool) -> int:
-    """Run a stage in this process, since at smoke size imports in a new process would take longer than the stage."""
+    """Run a stage in this process; imports in a new one take seconds, at smoke size longer than the stage."""
     from lightning_idc.cli import guarded, import_named_modules
 
     def run() -> int:
@@ -86,11 +86,6 @@ class Processes:
             if len(interrupts) > 1:
                 _kill(process)
                 return
-            print(
-                "\nstopping after this step; press Ctrl-C again to stop immediately ...",
-                file=sys.stderr,
-                flush=True,
-            )
             # not the data loader workers, which the stage needs for finishing its step
             process.send_signal(signal.SIGINT)
 
