@@ -51,8 +51,9 @@ COLOUR_RADIUS = 4
 """Radius of the window in which encoders keep only the mean colour, in pixels."""
 MAX_MOVED = 0.1
 """Largest fraction of the differing blocks that a shift by whole pixels explains."""
-MAX_ONE_SIDED = 0.8
-"""Largest fraction of the differences within a block that others do not balance: paler text is one-sided."""
+MAX_ONE_SIDED = 0.9
+"""Largest fraction of the differences within a block that others do not balance: sharper strokes reach 0.81, and text
+of another color 1."""
 MIN_SPREAD, MIN_REDRAWN = 0.05, 0.2
 """Smallest fractions of the blocks with edges that differ, and of the pieces of text that are drawn anew."""
 MIN_WHOLE = 0.5

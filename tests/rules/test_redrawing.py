@@ -107,3 +107,12 @@ def test_text_that_moves_on_a_gradient_is_a_change() -> None:
 def noise(before: Image.Image, after: Image.Image) -> str | None:
     first, second = (np.array(image).transpose(2, 0, 1) for image in (before, after))
     return noise_of(first, second, lossless=True)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.2, "another font rasteriser"), (0.0, None)])
+def test_strokes_may_become_darker_if_some_of_their_pixels_become_lighter(share: float, expected: str | None) -> None:
+    """Sharper strokes have both; text of another color, or with more gamma, has only darker ones."""
+    soft, sharp = (np.asarray(typeset(scale, size=13), float).transpose(2, 0, 1) for scale in (8, 1))
+    darker = 255 - 255 * ((255 - soft) / 255) ** 0.8
+    after = np.clip(darker + share * (sharp - soft), 0, 255)
+    assert noise_of(soft.astype(np.uint8), after.astype(np.uint8), lossless=True) == expected
