@@ -33,8 +33,13 @@ class PlainProgress(Callback):
         self._first_step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._began = self._last = time.monotonic()
         self._first_step = trainer.global_step
+        self._began = math.inf
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # what a captioner does in its own on_train_start, such as growing trees, is no part of the time of a step
+        if self._began == math.inf:
+            self._began = self._last = time.monotonic()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
         if not self._due(trainer):

@@ -162,6 +162,10 @@ def test_plain_progress_prints_seldom_and_with_the_time_left(
     now = [100.0]
 
     class Clock(PlainProgress):
+        def on_train_start(self, *arguments: Any) -> None:
+            super().on_train_start(*arguments)
+            now[0] += 1000.0  # what a captioner does once before the first step
+
         def on_train_batch_start(self, *unused: Any) -> None:
             now[0] += 4.0  # seconds per step
 
