@@ -141,20 +141,24 @@ class ShowResults(Callback):
             return
         name = type(trainer.lightning_module).__name__
         check = None if results.split == "predict" else _check(trainer, results, identical)
+        metrics = {} if results.split == "predict" else self._metrics(trainer, results)
         _print_table(name, results)
+        _print_protocol(metrics, results)
         if check is not None:
             _print_baselines(check)
         _print_other_metrics(trainer, results)
         _print_examples(results, self.examples)
         if results.split != "predict":
             log_facts(trainer, results)
-            self._save_results(trainer, results, folder, check)
+            self._save_results(results, folder, metrics, check)
         if self.report_pairs:
             self._save_report(trainer, name, results, folder / REPORT, check)
 
-    def _save_results(self, trainer: Trainer, results: Results, folder: Path, check: BaselineCheck | None) -> None:
+    def _save_results(
+        self, results: Results, folder: Path, metrics: dict[str, Any], check: BaselineCheck | None
+    ) -> None:
         files = {PREDICTIONS: "".join(map(line_of, results.predictions()))}
-        if metrics := self._metrics(trainer, results):
+        if metrics:
             if check is not None:
                 metrics["baseline_check"] = check.as_dict()
             files[METRICS] = json_text(metrics)
@@ -262,6 +266,19 @@ def _print_table(name: str, results: Results) -> None:
     if results.confusion is not None:
         console.print(f"  {results.confusion}", soft_wrap=True)
     console.print()
+
+
+def _print_protocol(metrics: dict[str, Any], results: Results) -> None:
+    """Print the scores of the protocol that the table lacks, each of all pairs, or of those that it is defined for."""
+    protocol, scores = metrics.get("protocol", {"metrics": []}), metrics.get("scores", {})
+    shown = set() if results.summary is None else set(results.summary.columns)
+    values = []
+    for name in protocol["metrics"]:
+        group = next((group for group in scores.values() if name in group), None)
+        if name not in shown and group is not None:
+            values.append(f"{name} {group[name]:.1f}")
+    if values:
+        say(f"  {protocol['name']}: {', '.join(values)}\n")
 
 
 def _print_examples(results: Results, count: int) -> None:

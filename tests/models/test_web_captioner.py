@@ -254,7 +254,10 @@ def test_training_learns_operators_and_boxes(release: Path, tmp_path: Path, caps
     trainer.fit(model, data)
     results = ShowResults(examples=0, report_pairs=0)
     tester = Trainer(default_root_dir=tmp_path, **{**QUIET, "callbacks": [results]})
+    capsys.readouterr()
     tester.test(model, data, verbose=False)
+    printed = capsys.readouterr().out
+    assert "diffspot: overall " in printed and "specificity 100.0" in printed, "the table has the words only"
     result = json.loads((tmp_path / "metrics.json").read_text())
     assert result["protocol"]["name"] == "diffspot" and result["counts"]["all"]["pairs"] == 12
     assert (

@@ -233,6 +233,15 @@ def test_a_blind_captioner_is_named_as_such(tmp_path: Path, capsys: pytest.Captu
     assert "constant caption" in printed and "does not use the images" in printed
 
 
+def test_a_language_of_few_sentences_needs_no_images_only_if_identical_ones_say_as_much() -> None:
+    references = {str(n): [f"the {('red', 'blue')[n % 2]} cube moved"] for n in range(200)}
+    captions = {id: texts[0] for id, texts in references.items()}
+    nothing = dict.fromkeys(captions, "nothing changed")
+    seeing, unknown = (check_baselines(captions, references, "the red cube moved", same) for same in (nothing, None))
+    assert seeing is not None and unknown is not None and not seeing.warning
+    assert unknown.warning == "2 distinct captions for 200 pairs: this captioner does not use the images"
+
+
 def test_a_captioner_that_looks_has_no_warning() -> None:
     colors = ["red", "blue", "green", "gray", "brown", "cyan", "purple", "yellow"]
     references = {str(n): [f"the {color} cube moved"] for n, color in enumerate(colors)}
