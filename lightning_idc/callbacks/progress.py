@@ -36,7 +36,7 @@ class PlainProgress(Callback):
         self._first_step = trainer.global_step
         self._began = math.inf
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
         # what a captioner does in its own on_train_start, such as growing trees, is no part of the time of a step
         if self._began == math.inf:
             self._began = self._last = time.monotonic()

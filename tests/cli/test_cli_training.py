@@ -166,7 +166,8 @@ def test_plain_progress_prints_seldom_and_with_the_time_left(
             super().on_train_start(*arguments)
             now[0] += 1000.0  # what a captioner does once before the first step
 
-        def on_train_batch_start(self, *unused: Any) -> None:
+        def on_train_batch_start(self, *arguments: Any) -> None:
+            super().on_train_batch_start(*arguments)
             now[0] += 4.0  # seconds per step
 
     monkeypatch.setattr("lightning_idc.callbacks.progress.time.monotonic", lambda: now[0])
