@@ -22,6 +22,8 @@ from lightning_idc.utils.outputs import Output, file_output
 
 METRICS = ("CIDEr-D", "METEOR", "ROUGE-L")
 """Metrics of each pair, the first in bold; without BLEU, which means little for single sentences."""
+TALL = 1.5
+"""Height of an image relative to its width above which the page shows a part of it: a page of 1,280 x 6,000 pixels."""
 MAX_PAIRS = 5000
 """Maximum number of pairs on a page; a browser opens this many within seconds."""
 
@@ -188,9 +190,13 @@ class _Writer:
         if entry.images is not None:
             height, width = entry.images[0].shape[1:]
             payload["size"] = [width, height]
-            payload["images"] = [data_uri(image, self.thumbnail) for image in entry.images]
+            top, bottom = 0, height
             if self.folder is not None and max(width, height) > max(self.thumbnail, LOSSLESS_PIXELS):
                 payload["files"] = self._full_size(self.folder, entry.images)
+                top, bottom = _shown_rows(entry.boxes, width, height)
+            if bottom - top < height:
+                payload["rows"] = [top, bottom]
+            payload["images"] = [data_uri(image[:, top:bottom], self.thumbnail) for image in entry.images]
             if entry.boxes is not None:
                 payload["boxes"] = [_fractions(entry.boxes[:, side], width, height) for side in (0, 1)]
         return payload
@@ -202,6 +208,16 @@ class _Writer:
         for image, name in zip(images, names, strict=True):
             to_pil(image).save(folder / name, quality=92, subsampling=0)
         return [f"{quote(folder.name)}/{name}" for name in names]
+
+
+def _shown_rows(boxes: Tensor | None, width: int, height: int) -> tuple[int, int]:
+    """First row that a small image shows, and the one after the last: of a tall page, a square around its first box."""
+    finite = [] if boxes is None else [box for box in boxes.flatten(0, 1).tolist() if all(map(math.isfinite, box))]
+    if height <= TALL * width or not finite:
+        return 0, height
+    middle = round((finite[0][1] + finite[0][3]) / 2)
+    top = max(0, min(middle - width // 2, height - width))
+    return top, top + width
 
 
 def _fractions(boxes: Tensor, width: int, height: int) -> list[list[float]]:

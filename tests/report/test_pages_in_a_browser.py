@@ -160,3 +160,27 @@ def test_the_audit_page(tmp_path: Path) -> None:
         ["boxes", "hide-boxes"],
         ["areas", "reasonareasshare kept8190.0 %overlap910.0 %"],
     ]
+
+
+@pytest.mark.slow
+def test_of_a_tall_page_the_part_with_the_box_is_shown(tmp_path: Path) -> None:
+    tall = torch.full((3, 1000, 200), 255, dtype=torch.uint8)
+    boxes = torch.tensor([[[20.0, 800.0, 60.0, 840.0]] * 2])
+    entries = [
+        Entry("tall", "c", ["r"], images=(tall, tall), boxes=boxes),
+        Entry("plain", "c", ["r"], images=(tall, tall)),
+    ]
+    write_report(tmp_path / "r.html", "t", entries, full_size=True)
+    noted = steps(
+        tmp_path / "r.html",
+        """
+        const figures = [...document.querySelectorAll("figure")];
+        told.push(figures.map((f) => [f.querySelector("figcaption").textContent,
+          f.querySelector("img").getAttribute("height"),
+          f.querySelector(".box")?.style.top ?? "", f.querySelector(".box")?.style.height ?? ""]));
+        """,
+    )
+    shown = [[f"{side}, rows 721 to 920 of 1000", "200", "40%", "20%"] for side in ("before", "after")]
+    (figures,) = noted
+    assert figures[:2] == shown
+    assert [caption for caption, *_ in figures[2:]] == ["before", "after"], "without a box, the whole page"

@@ -43,16 +43,23 @@ function marked(text, known) {
 function image(pair, side) {
   const element = make("img");
   element.decoding = "async";
-  [element.width, element.height] = pair.size; // keeps the page from jumping
+  const [top, bottom] = rowsOf(pair);
+  [element.width, element.height] = [pair.size[0], bottom - top]; // keeps the page from jumping
   element.alt = `${side ? "after" : "before"}, ${pair.id}`;
   picture(element, pair, side);
   return element;
 }
 
-function boxesOf(pair, side) {
-  return (pair.boxes[side] ?? []).map((box, number) => {
+// rows of the picture that a small image shows: a part of a tall page
+function rowsOf(pair) {
+  return pair.rows ?? [0, pair.size[1]];
+}
+
+function boxesOf(pair, side, [top, bottom] = [0, pair.size[1]]) {
+  const inside = (y) => (y * pair.size[1] - top) / (bottom - top);
+  return (pair.boxes[side] ?? []).map(([x1, y1, x2, y2], number) => {
     const element = make("div", "box");
-    place(element, box);
+    place(element, [x1, inside(y1), x2, inside(y2)]);
     if (!number) element.append(make("span", "", data.box_label));
     return element;
   });
@@ -66,9 +73,11 @@ function figure(pair, kind) {
   const sides = kind === "before" ? [0] : kind === "after" ? [1] : [0, 1];
   stack.append(...sides.map((side) => image(pair, side)));
   frame.append(stack);
-  if (sides.length === 1) frame.append(...boxesOf(pair, sides[0]));
+  if (sides.length === 1) frame.append(...boxesOf(pair, sides[0], rowsOf(pair)));
   frame.addEventListener("click", () => enlarge(state.found.indexOf(pair)));
-  element.append(frame, make("figcaption", "", { blink: "before ⇄ after", difference: "difference ×2" }[kind] ?? kind));
+  const name = { blink: "before ⇄ after", difference: "difference ×2" }[kind] ?? kind;
+  const part = pair.rows ? `, rows ${pair.rows[0] + 1} to ${pair.rows[1]} of ${pair.size[1]}` : "";
+  element.append(frame, make("figcaption", "", name + part));
   return element;
 }
 
