@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.checkpoints.checkpoint_io import save_interrupted
+
+STDERR = 2
+"""File descriptor of the error output."""
 
 
 class StopCleanly(Callback):
@@ -40,7 +44,9 @@ class StopCleanly(Callback):
         if self._is_interrupted:
             raise KeyboardInterrupt
         self._is_interrupted = True
-        print("\nstopping after this step; press Ctrl-C again to stop immediately ...", file=sys.stderr, flush=True)
+        # not `print`, which raises an error if the signal comes while the training itself prints
+        with suppress(OSError):
+            os.write(STDERR, b"\nstopping after this step; press Ctrl-C again to stop immediately ...\n")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
