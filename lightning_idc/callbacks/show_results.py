@@ -44,7 +44,8 @@ class ShowResults(Callback):
 
     The terminal, ``metrics.json`` and the report also have baselines that do not see the change (a constant caption,
     and the captioner itself on pairs of identical images), the number of distinct captions, and a warning if the score
-    is not above a baseline. Facts that the data module judges are logged as ``test/fact/<name>``.
+    is not above a baseline. The terminal also has those scores of the protocol that the table lacks. Facts that the
+    data module judges are logged as ``test/fact/<name>``.
 
     Args:
         examples: number of pairs printed, spread over the types of change; 0 for none.
@@ -141,8 +142,8 @@ class ShowResults(Callback):
             return
         name = type(trainer.lightning_module).__name__
         check = None if results.split == "predict" else _check(trainer, results, identical)
-        metrics = {} if results.split == "predict" else self._metrics(trainer, results)
         _print_table(name, results)
+        metrics = {} if results.split == "predict" else self._metrics(trainer, results)
         _print_protocol(metrics, results)
         if check is not None:
             _print_baselines(check)
@@ -271,11 +272,11 @@ def _print_table(name: str, results: Results) -> None:
 def _print_protocol(metrics: dict[str, Any], results: Results) -> None:
     """Print the scores of the protocol that the table lacks, each of all pairs, or of those that it is defined for."""
     protocol, scores = metrics.get("protocol", {"metrics": []}), metrics.get("scores", {})
-    shown = set() if results.summary is None else set(results.summary.columns)
+    columns = [] if results.summary is None else results.summary.columns
     values = []
     for name in protocol["metrics"]:
         group = next((group for group in scores.values() if name in group), None)
-        if name not in shown and group is not None:
+        if name not in columns and group is not None:
             values.append(f"{name} {group[name]:.1f}")
     if values:
         say(f"  {protocol['name']}: {', '.join(values)}\n")

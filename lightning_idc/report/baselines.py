@@ -44,7 +44,7 @@ class BaselineCheck:
     @property
     def warning(self) -> str:
         """A sentence if the score does not show that the captioner sees the change, else empty."""
-        # a small language has few sentences; whoever loses score on identical images looks at them all the same
+        # a captioner of few sentences uses the images if it scores less on identical ones
         is_seeing = IDENTICAL in self.over and self.over[IDENTICAL].low > 0
         if self.pairs > 1 and (self.distinct == 1 or (self.distinct < MIN_DISTINCT * self.pairs and not is_seeing)):
             captions = "1 caption" if self.distinct == 1 else f"{self.distinct} distinct captions"

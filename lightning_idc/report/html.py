@@ -212,10 +212,11 @@ class _Writer:
 
 def _shown_rows(boxes: Tensor | None, width: int, height: int) -> tuple[int, int]:
     """First row that a small image shows, and the one after the last: of a tall page, a square around its first box."""
-    finite = [] if boxes is None else [box for box in boxes.flatten(0, 1).tolist() if all(map(math.isfinite, box))]
+    finite = [] if boxes is None else _finite(boxes.flatten(0, 1))
     if height <= TALL * width or not finite:
         return 0, height
-    middle = round((finite[0][1] + finite[0][3]) / 2)
+    _, y1, _, y2 = finite[0]
+    middle = round((y1 + y2) / 2)
     top = max(0, min(middle - width // 2, height - width))
     return top, top + width
 
@@ -223,11 +224,11 @@ def _shown_rows(boxes: Tensor | None, width: int, height: int) -> tuple[int, int
 def _fractions(boxes: Tensor, width: int, height: int) -> list[list[float]]:
     """Boxes as fractions of width and height, without boxes that are not finite."""
     scale = (width, height, width, height)
-    return [
-        [round(value / full, 4) for value, full in zip(box, scale, strict=True)]
-        for box in boxes.tolist()
-        if all(map(math.isfinite, box))
-    ]
+    return [[round(value / full, 4) for value, full in zip(box, scale, strict=True)] for box in _finite(boxes)]
+
+
+def _finite(boxes: Tensor) -> list[list[float]]:
+    return [box for box in boxes.tolist() if all(map(math.isfinite, box))]
 
 
 def _confusion_table(confusion: Confusion) -> Table:

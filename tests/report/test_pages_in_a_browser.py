@@ -171,7 +171,7 @@ def test_of_a_tall_page_the_part_with_the_box_is_shown(tmp_path: Path) -> None:
         Entry("plain", "c", ["r"], images=(tall, tall)),
     ]
     write_report(tmp_path / "r.html", "t", entries, full_size=True)
-    noted = steps(
+    (figures,) = steps(
         tmp_path / "r.html",
         """
         const figures = [...document.querySelectorAll("figure")];
@@ -180,7 +180,6 @@ def test_of_a_tall_page_the_part_with_the_box_is_shown(tmp_path: Path) -> None:
           f.querySelector(".box")?.style.top ?? "", f.querySelector(".box")?.style.height ?? ""]));
         """,
     )
-    shown = [[f"{side}, rows 721 to 920 of 1000", "200", "40%", "20%"] for side in ("before", "after")]
-    (figures,) = noted
-    assert figures[:2] == shown
+    expected = [[f"{side}, rows 721 to 920 of 1000", "200", "40%", "20%"] for side in ("before", "after")]
+    assert figures[:2] == expected
     assert [caption for caption, *_ in figures[2:]] == ["before", "after"], "without a box, the whole page"

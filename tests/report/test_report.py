@@ -233,7 +233,7 @@ def test_a_blind_captioner_is_named_as_such(tmp_path: Path, capsys: pytest.Captu
     assert "constant caption" in printed and "does not use the images" in printed
 
 
-def test_a_language_of_few_sentences_needs_no_images_only_if_identical_ones_say_as_much() -> None:
+def test_few_distinct_captions_are_a_warning_unless_identical_images_score_lower() -> None:
     references = {str(n): [f"the {('red', 'blue')[n % 2]} cube moved"] for n in range(200)}
     captions = {id: texts[0] for id, texts in references.items()}
     nothing = dict.fromkeys(captions, "nothing changed")
