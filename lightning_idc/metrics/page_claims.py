@@ -15,6 +15,7 @@ OPERATORS: dict[str, str] = {
     "alignment": r"\balign\w*|centred|centered|justif\w+",
     "spacing": r"(?:inner |outer )?spacing|padding|margin|indent\w*|\bgap\b",
     "remove": r"remov\w+|disappear\w*|\bgone\b|missing|no longer|deleted|vanish\w*",
+    "add": r"\badd(?:ed|ition)\b|\bappear(?:s|ed)?\b|inserted|\bis new\b",
     "text": r"(?:another|other|different|new) (?:text|words?|wording|label)|\b(?:text|wording|label) (?:of .{0,60})?"
     r"changed|now (?:says|reads)|\breads\b|replaced by|reworded|\bsays\b",
     "translate": r"\bmoved?\b|shift\w*|displaced|position",

@@ -9,6 +9,7 @@ NOTHING = "nothing changed"
 KINDS = ("part", "link", "paragraph", "list item", "table cell", "heading", "code", "image", "field", "button", "table")
 """Kinds of elements; ``part`` is any other."""
 VALUES: dict[str, dict[str, str]] = {
+    "add": {"": "added"},
     "alignment": {"left": "left", "center": "to the center", "right": "right"},
     "border": {"": "border"},
     "color": {"": "color"},
@@ -25,6 +26,7 @@ VALUES: dict[str, dict[str, str]] = {
 }
 """Words for each direction by operator."""
 _FORMS = {
+    "add": "a {kind} was added",
     "alignment": "the text alignment of a {kind} is now {word}",
     "border": "the border of a {kind} has another color",
     "color": "the color of a {kind} is another one",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.web.browser import Chromium, FontSettings
 from lightning_idc.synthesis.web.changes import NO_CHANGE_CAPTIONS
 from lightning_idc.synthesis.web.open_page import OpenPage
-from lightning_idc.synthesis.web.operators import OPERATORS, Element, Mutation, caption_of, kind_of
+from lightning_idc.synthesis.web.operators import HIDDEN, OPERATORS, Element, Mutation, caption_of, kind_of
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, Share, check_arguments
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.paths import inside
@@ -29,6 +30,8 @@ MARGIN = 6
 """Pixels around an element in which a change of it may show, such as its outline."""
 MIN_MOVED = 0.6
 """Smallest distance in CSS pixels by which an element counts as moved."""
+MAX_TEXT = 200
+"""Largest number of characters of the text of an element in its facts."""
 JPEG_QUALITY = 90
 
 
@@ -166,24 +169,26 @@ class ChangeHtml(PipelineStage):
         self, page: OpenPage, element: Element, mutation: Mutation
     ) -> tuple[dict[str, Any], tuple[Tensor, Tensor], str]:
         """Take both screenshots, measure what a mutation moves, and give the reason to drop the pair, if any."""
-        boxes, before = page.boxes(), page.screenshot()
+        whole = page.boxes(), page.screenshot()
         relatives = page.relatives(element)
-        with page.changed(element, mutation):
-            after_boxes, after = page.boxes(), page.screenshot()
+        with page.changed(element, replace(mutation, new=HIDDEN) if mutation.adds() else mutation):
+            changed = page.boxes(), page.screenshot()
+        (boxes, before), (after_boxes, after) = (changed, whole) if mutation.adds() else (whole, changed)
         mask = visible(before, after)
         moves = np.abs(np.array(after_boxes) - np.array(boxes)).max(1)
         moved = int(((moves > MIN_MOVED) & ~np.array(relatives)).sum())
         index = element["index"]
-        is_gone = mutation.new == "none"
+        box = None if mutation.adds() else boxes[index]
+        after_box = None if mutation.new == HIDDEN else after_boxes[index]
         facts = {
             "property": mutation.property,
             "old": mutation.old,
             "new": mutation.new,
             "element": kind_of(element),
             "tag": element["tag"],
-            "text": element["text"],
+            "text": element["text"][:MAX_TEXT],
             "lines": element["lines"],
-            "true_boxes": [[boxes[index], None if is_gone else after_boxes[index]]],
+            "true_boxes": [[box, after_box]],
             "moved": moved,
             "reflows": moved > 0,
             "changed_pixels": int(mask.count_nonzero()),

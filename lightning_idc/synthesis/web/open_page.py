@@ -43,7 +43,7 @@ _ELEMENTS = """() => { const all = [...document.querySelectorAll('body *')], out
       for (const r of range.getClientRects()) { left = Math.min(left, r.left); right = Math.max(right, r.right);
         rows.add(Math.round(r.top)); } }
     out.push({ index, tag: e.tagName.toLowerCase(), box: [b.left, b.top, b.right, b.bottom],
-      has_text: texts.length > 0, text: texts.length ? texts[0].textContent.trim().slice(0, 200) : '',
+      has_text: texts.length > 0, text: texts.length ? texts[0].textContent.trim() : '',
       lines: rows.size, text_width: right > left ? right - left : 0, ground: ground(e), color: s.color,
       backgroundColor: s.backgroundColor, borderColor: s.borderTopColor, borderWidth: s.borderTopWidth,
       borderStyle: s.borderTopStyle, borderRadius: s.borderTopLeftRadius, fontSize: s.fontSize,

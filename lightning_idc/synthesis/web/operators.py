@@ -1,7 +1,7 @@
-"""The operators of DiffSpot's protocol: each changes one CSS property, or the text, of one element.
+"""Operators: each changes one CSS property, or the text, of one element, or takes it out or adds it.
 
 Built from the facts that DiffSpot's paper and data card publish: its names of operators and its three tiers. The
-amounts of each tier are ours.
+amounts of each tier are ours, and so is the operator ``add``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lightning_idc.synthesis.web.text_edits import differing_words, edit_text
+
 Element = dict[str, Any]
 """Element of a page: ``index``, ``tag``, ``box``, ``text``, ``lines``, ``has_text`` and computed styles."""
 Tier = Literal["easy", "medium", "hard"]
 TIERS: tuple[Tier, ...] = ("easy", "medium", "hard")
 TEXT = "text"
 """Name in place of a property for operators that change the text."""
-_WORDS = ("Overview", "Details", "Settings", "Account", "Delivery", "Payment", "Archive", "Report", "Summary", "Search")
+HIDDEN = "none"
+"""Value of the property ``display`` of an element that is not on the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,10 @@ class Mutation:
     old: str
     new: str
     styles: tuple[tuple[str, str], ...] = ()
+
+    def adds(self) -> bool:
+        """Whether the element is on the page after the change only."""
+        return self.property == "display" and self.old == HIDDEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +145,15 @@ def _translate(element: Element, tier: Tier, random: np.random.Generator) -> Mut
 
 
 def _remove(element: Element, tier: Tier, random: np.random.Generator) -> Mutation:
-    return Mutation("display", element["display"], "none")
+    return Mutation("display", element["display"], HIDDEN)
+
+
+def _add(element: Element, tier: Tier, random: np.random.Generator) -> Mutation:
+    return Mutation("display", HIDDEN, element["display"])
 
 
 def _text(element: Element, tier: Tier, random: np.random.Generator) -> Mutation:
-    words = element["text"].split()
-    new = str(random.choice([word for word in _WORDS if word not in words]))
-    if tier == "easy":
-        return Mutation(TEXT, element["text"], new)
-    position = int(random.integers(len(words)))
-    return Mutation(TEXT, element["text"], " ".join([*words[:position], new, *words[position + 1 :]]))
+    return Mutation(TEXT, element["text"], edit_text(element["text"], tier, random))
 
 
 def _has_text(element: Element) -> bool:
@@ -174,6 +180,7 @@ def _is_positionable(element: Element) -> bool:
 
 
 OPERATORS: dict[str, Operator] = {
+    "add": Operator(lambda element: True, _add, "was added"),
     "alignment": Operator(_has_room, _align, "is aligned"),
     "border": Operator(_has_border, _border, "has another border color:"),
     "color": Operator(_has_text, _color, "has another color:"),
@@ -200,7 +207,7 @@ OPERATORS: dict[str, Operator] = {
     "translate": Operator(_is_positionable, _translate, "moved"),
     "weight": Operator(_has_text, _weight, "has another font weight:"),
 }
-"""Operators by name."""
+"""Operators by name: DiffSpot's thirteen, and ``add``."""
 _KINDS = {
     "a": "link",
     "p": "paragraph",
@@ -230,23 +237,15 @@ def _excerpt(text: str) -> str:
     return first[:40] + ("..." if len(first) > 40 or len(first) + 1 < len(words) else "")
 
 
-def _new_text(mutation: Mutation) -> str:
-    """The new text instead of the old one: the word that differs, or the beginning of each."""
-    old, new = mutation.old.split(), mutation.new.split()
-    different = [pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]]
-    if len(old) == len(new) and len(different) == 1:
-        return f'"{_excerpt(different[0][1])}" instead of "{_excerpt(different[0][0])}"'
-    return f'"{_excerpt(mutation.new)}" instead of "{_excerpt(mutation.old)}"'
-
-
 def caption_of(operator: str, element: Element, mutation: Mutation) -> str:
     """Describe a change in one sentence, with the element, its text, and the old and the new value."""
     excerpt = f' "{quoted}"' if (quoted := _excerpt(element["text"])) else ""
     subject, verb = f"the {kind_of(element)}{excerpt}", OPERATORS[operator].verb
-    if operator == "remove":
+    if operator in ("add", "remove"):
         return f"{subject} {verb}"
     if operator == "text":
-        return f"{subject} {verb} {_new_text(mutation)}"
+        old, new = differing_words(mutation.old, mutation.new)
+        return f'{subject} {verb} "{_excerpt(new)}" instead of "{_excerpt(old)}"'
     if operator == "translate":
         distance = _number(mutation.new)
         names = ("left", "right") if mutation.property == "left" else ("up", "down")
