@@ -4,10 +4,10 @@
         [--subtle 250] [--redrawn 150] [--release RELEASE] [--out FILE]
 
 1. Noise: two captures of an unchanged page, as many for each kind (`NOISES` of gate_captures.py).
-2. Changes: `ChangeHtml` changes one property of one element, by all 13 operators equally often; with --release, pairs
+2. Changes: `ChangeHtml` changes one property of one element, by all operators equally often; with --release, pairs
    of a release of `ReleasePairs` are taken in place of new ones.
 3. Subtle: smaller changes of one element, and changes of one property of the whole page.
-4. Redrawn: changes of one element, by all 13 operators, while other hinting draws the whole page anew.
+4. Redrawn: changes of one element, by all operators, while other hinting draws the whole page anew.
 
 The captures stay in DIR, and the command resumes. Each pair is decided by the gate of `lightning-idc compare` with
 its default options.

@@ -104,6 +104,20 @@ def test_text_that_moves_on_a_gradient_is_a_change() -> None:
     assert noise(on_a_gradient(page), on_a_gradient(moved_down(page))) is None
 
 
+def on_shades(top: int, shade: int = 0) -> np.ndarray:
+    """A page with text on a bright half and a dark half, both of which become darker downwards."""
+    rows, columns = np.mgrid[:480, :640]
+    ground = np.where(columns < 320, 60, 230) - ((rows - np.where(columns < 320, shade, -shade)) * 0.2).astype(int)
+    text = np.full((480, 640), 255)
+    text[top : top + 100, 320:] = np.asarray(typeset(size=13).convert("L"))[:100]
+    return np.repeat(np.minimum(text, ground).clip(0, 255).astype(np.uint8)[None], 3, 0)
+
+
+def test_text_that_moves_far_is_no_encoding_although_all_of_its_ground_differs_a_little() -> None:
+    """The ground alone differs nearly everywhere, so that the pixels of the text are few of those that do."""
+    assert noise_of(on_shades(10), on_shades(67, shade=11)) is None
+
+
 def noise(before: Image.Image, after: Image.Image) -> str | None:
     first, second = (np.array(image).transpose(2, 0, 1) for image in (before, after))
     return noise_of(first, second, lossless=True)

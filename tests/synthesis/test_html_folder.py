@@ -70,7 +70,7 @@ def test_pages_of_all_sites_take_turns_and_depend_on_the_seed_alone(root: Path) 
 
 
 def test_wrong_arguments_are_named(root: Path) -> None:
-    with pytest.raises(ConfigError, match="operators is \\['colour'\\]; expected some of alignment"):
+    with pytest.raises(ConfigError, match="operators is \\['colour'\\]; expected some of add, alignment"):
         HtmlFolder(str(root), operators=["colour"])
     with pytest.raises(ConfigError, match="has no pages of medium"):
         HtmlFolder(str(root), sites=["medium"])
@@ -89,7 +89,7 @@ def test_every_operator_changes_its_property_less_in_harder_tiers(name: str) -> 
         assert mutation.old != mutation.new
         caption = caption_of(name, STATIC, mutation)
         assert caption.startswith('the link "Read more" ') and (
-            name == "remove" or mutation.new.split()[-1].strip("-") in caption
+            name in ("add", "remove") or mutation.new.split()[-1].strip("-") in caption
         )
     if name in ("font_size", "letter_spacing", "line_height", "rounded", "spacing"):
         element = STATIC | {"paddingLeft": "40px"}
@@ -137,7 +137,8 @@ def test_images_differ_as_the_facts_say(changed: RecordStore) -> None:
         facts = record.facts
         assert before.shape == (3, 360, 480) and facts["old"] != facts["new"]
         differs = (before != after).any(0)
-        ((left, top, right, bottom), _) = facts["true_boxes"][0]
+        assert (facts["true_boxes"][0][0] is None) == (facts["edit"] == "add"), "an added element has no box before"
+        left, top, right, bottom = next(filter(None, facts["true_boxes"][0]))
         own = torch.zeros_like(differs)
         own[max(0, int(top) - 6) : int(bottom) + 6, max(0, int(left) - 6) : int(right) + 6] = True
         assert (differs & own).any(), record.id
