@@ -115,8 +115,13 @@ def same_environment() -> Iterator[None]:
     os.environ.clear()
     os.environ.update(before)
     seeding = {"PL_GLOBAL_SEED", "PL_SEED_WORKERS", "CUBLAS_WORKSPACE_CONFIG"}  # by Lightning's seed_everything
-    # by torch and tokenizers when a test is the first to import a part of them
-    importing = {"TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK", "TOKENIZERS_PARALLELISM"}
+    # by torch, tokenizers and OpenCV when a test is the first to import a part of them
+    importing = {
+        "TORCHINDUCTOR_CACHE_DIR",
+        "PYTORCH_NVML_BASED_CUDA_CHECK",
+        "TOKENIZERS_PARALLELISM",
+        "LD_LIBRARY_PATH",
+    }
     # by Lightning when it sees a GPU
     allowed = seeding | importing | {"CUDA_DEVICE_ORDER"}
     assert not leaked - allowed, f"the test changed the environment: {sorted(leaked - allowed)}"

@@ -48,7 +48,7 @@ def describe(
         georeference_of(before)  # now rather than after the answer
     of_tiles: list[Answer] = []
     with capture_warnings() as notes:
-        if options.model is None and not tiles.tile and (out is None or is_map):
+        if options.model is None and not options.ocr and not tiles.tile and (out is None or is_map):
             from lightning_idc.rules import describe_changes  # without torch, which takes seconds to import
 
             options.check_rules()

@@ -16,8 +16,9 @@ OPERATORS: dict[str, str] = {
     "spacing": r"(?:inner |outer )?spacing|padding|margin|indent\w*|\bgap\b",
     "remove": r"remov\w+|disappear\w*|\bgone\b|missing|no longer|deleted|vanish\w*",
     "add": r"\badd(?:ed|ition)\b|\bappear(?:s|ed)?\b|inserted|\bis new\b",
-    "text": r"(?:another|other|different|new) (?:text|words?|wording|label)|\b(?:text|wording|label) (?:of .{0,60})?"
-    r"changed|now (?:says|reads)|\breads\b|replaced by|reworded|\bsays\b",
+    "text": r"(?:another|other|different|new) (?:text|words?|wording|label)|"
+    r"\b(?:text|wording|label) (?:(?:of|in|at) .{0,60})?changed|"
+    r"now (?:says|reads)|\breads\b|replaced by|reworded|\bsays\b",
     "translate": r"\bmoved?\b|shift\w*|displaced|position",
     "color": r"colou?r\w*|recolou?red|darker|brighter|\bhue\b|(?:red|blue|green|grey|gray|black|white|orange|purple)\b"
     r".{0,40}\b(?:instead of|to)\b",

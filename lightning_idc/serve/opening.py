@@ -6,7 +6,7 @@ torch is imported when a captioner is opened, since the command-line help also r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +58,8 @@ class ModelOptions:
         attn: attention implementation of a published model, such as flash_attention_2.
         image: options for images with more than 8 bits or 3 bands, such as value_range=[0,4095] bands=[3,2,1] page=0,
             if they differ from those of the training.
+        ocr: quote the words of texts that changed, were added or removed, as RapidOCR reads them (extra [ocr]); of
+            images at their own size, which `web` and the rules describe.
     """
 
     model: str | None = None
@@ -68,6 +70,7 @@ class ModelOptions:
     quantize: Literal["4bit", "8bit", "int4", "int8"] | None = None
     attn: str | None = None
     image: Sequence[str] = ()
+    ocr: bool = False
 
     def files(self) -> list[Path]:
         """The file of the captioner, or the files of its folder; empty for a name or hub id."""
@@ -98,9 +101,13 @@ class ModelOptions:
         """Open the captioner, or rules without a network if ``model`` is None.
 
         Raises:
-            ConfigError: see :meth:`open`, or an option of a captioner is set without a model.
+            ConfigError: see :meth:`open`, an option of a captioner is set without a model, or ``ocr`` without RapidOCR.
             CheckpointError: a file or folder cannot be read.
         """
+        if self.ocr:
+            from lightning_idc.serve.quoting import QuotingDescriber, TextReader
+
+            return QuotingDescriber(replace(self, ocr=False).open_describer(), TextReader())
         if self.model is not None:
             from lightning_idc.serve.describer import CaptionerDescriber
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lightning_idc.synthesis.web.operators import OPERATORS, TIERS, caption_of
-from lightning_idc.synthesis.web.text_edits import MAX_WORDS, differing_words, edit_text
+from lightning_idc.synthesis.web.text_edits import MAX_WORDS, edit_text
+from lightning_idc.utils.quotes import differing_words
 
 TEXT = "Release  15.18 of (the) server\n  fixes 12 bugs, see https://a.example/E.20 and BELOW."
 SEEDS = range(60)

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lightning_idc.synthesis.web.text_edits import differing_words, edit_text
+from lightning_idc.synthesis.web.text_edits import edit_text
+from lightning_idc.utils.quotes import differing_words, excerpt
 
 Element = dict[str, Any]
 """Element of a page: ``index``, ``tag``, ``box``, ``text``, ``lines``, ``has_text`` and computed styles."""
@@ -230,22 +231,15 @@ def kind_of(element: Element) -> str:
     return _KINDS.get(element["tag"], "part")
 
 
-def _excerpt(text: str) -> str:
-    """First words of a text, up to the end of its first sentence and without quotes: a caption is one sentence."""
-    words = " ".join(text.replace('"', "'").split())
-    first = re.split(r"(?<=\w)[.;!](?:\s+|$)", words)[0]
-    return first[:40] + ("..." if len(first) > 40 or len(first) + 1 < len(words) else "")
-
-
 def caption_of(operator: str, element: Element, mutation: Mutation) -> str:
     """Describe a change in one sentence, with the element, its text, and the old and the new value."""
-    excerpt = f' "{quoted}"' if (quoted := _excerpt(element["text"])) else ""
-    subject, verb = f"the {kind_of(element)}{excerpt}", OPERATORS[operator].verb
+    quoted = f' "{words}"' if (words := excerpt(element["text"])) else ""
+    subject, verb = f"the {kind_of(element)}{quoted}", OPERATORS[operator].verb
     if operator in ("add", "remove"):
         return f"{subject} {verb}"
     if operator == "text":
         old, new = differing_words(mutation.old, mutation.new)
-        return f'{subject} {verb} "{_excerpt(new)}" instead of "{_excerpt(old)}"'
+        return f'{subject} {verb} "{excerpt(new)}" instead of "{excerpt(old)}"'
     if operator == "translate":
         distance = _number(mutation.new)
         names = ("left", "right") if mutation.property == "left" else ("up", "down")
