@@ -43,21 +43,23 @@ def edit_text(text: str, tier: Literal["easy", "medium", "hard"], random: np.ran
         numbers = [index for index, (start, stop) in enumerate(spans) if re.search(r"\d", text[start:stop])]
         if numbers and random.integers(2):
             first = numbers[int(random.integers(len(numbers)))]
-        start, stop = spans[first]
-        return (
-            text[:start] + _other(text[start:stop], lambda: _with_other_glyph(text[start:stop], random)) + text[stop:]
-        )
-    kind = int(random.integers(3))
-    if kind == 1:
+        return _exchanged(text, spans[first], lambda word: _with_other_glyph(word, random))
+    edit = ("exchange", "add", "take out")[int(random.integers(3))]
+    if edit == "add":
         position = spans[first][0]
         return f"{text[:position]}{_some_words(int(random.integers(1, MAX_WORDS + 1)), words)} {text[position:]}"
-    if kind == 2 and len(spans) > 1:
+    if edit == "take out" and len(spans) > 1:
         last = min(len(spans) - 1, first + int(random.integers(MAX_WORDS)))
-        if (first, last) != (0, len(spans) - 1):
+        if (first, last) != (0, len(spans) - 1):  # a text without words is no text
             end = spans[last + 1][0] if last + 1 < len(spans) else len(text)
             return (text[: spans[first][0]] + text[end:]).rstrip()
-    start, stop = spans[first]
-    return text[:start] + _other(text[start:stop], lambda: _word_like(text[start:stop], words)) + text[stop:]
+    return _exchanged(text, spans[first], lambda word: _word_like(word, words))
+
+
+def _exchanged(text: str, span: tuple[int, int], draw: Callable[[str], str]) -> str:
+    """A text with another word at a span."""
+    word = text[slice(*span)]
+    return text[: span[0]] + _other(word, lambda: draw(word)) + text[span[1] :]
 
 
 def _other(old: str, draw: Callable[[], str]) -> str:
