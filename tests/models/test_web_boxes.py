@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_idc.models import WebCaptioner
-from lightning_idc.models.web.measured import NUM_BOXES
+from lightning_idc.models.web.candidates import CANDIDATES
 from lightning_idc.models.web.module import box_labels
 from lightning_idc.models.web.net import NUM_LABELS
 
@@ -29,12 +29,12 @@ def test_a_box_is_in_the_element_or_is_the_element_before_or_after_the_change() 
 def test_the_box_with_the_largest_sum_of_both_probabilities_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     captioner = WebCaptioner(width=4, members=1)
     captioner.build()
-    probabilities = torch.zeros(1, NUM_BOXES, NUM_LABELS)
+    probabilities = torch.zeros(1, len(CANDIDATES), NUM_LABELS)
     probabilities[0, 1] = torch.tensor([0.9, 0.4])  # its centre is in the element
     probabilities[0, 2] = torch.tensor([0.4, 0.5])  # the most probable box, at another place
     log_probs = torch.zeros(1, len(captioner.built_net.table))
     monkeypatch.setattr(captioner.built_net, "forward", lambda *_: (log_probs, probabilities))
-    boxes = torch.arange(NUM_BOXES * 4.0).view(1, -1, 4)
+    boxes = torch.arange(len(CANDIDATES) * 4.0).view(1, -1, 4)
     inputs = {"values": torch.zeros(1, 1), "details": torch.zeros(1, 1, 1), "is_same": torch.tensor([False])}
     monkeypatch.setattr(captioner, "_inputs", lambda batch: inputs | {"boxes": boxes})
     assert captioner.encode(None).extras["boxes"].tolist() == [[4.0, 5.0, 6.0, 7.0]]  # type: ignore[arg-type]

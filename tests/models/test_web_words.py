@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from lightning_idc.models.web.candidates import ADDED, CANDIDATES, find_candidates
+from lightning_idc.models.web.candidates import CANDIDATES, find_candidates
 from lightning_idc.models.web.core import find_core
 from lightning_idc.models.web.details import NUM_DETAILS, describe_candidates
 from lightning_idc.models.web.exchanged import compare_words
@@ -87,20 +87,6 @@ def test_details_tell_the_box_of_the_removed_word_from_others() -> None:
     assert gone[best] > 0.9 and gone_of_box[best] > 0.95
     everything = [(0, 0, 300, 160), *boxes[1:]]
     assert describe_candidates(everything, words, core)[0, 12] < 0.3
-
-
-def test_an_added_word_is_found_in_the_second_image() -> None:
-    before = text([0, 2, 3, 4, 5], [10, 60, 115, 10, 60], [50, 50, 50, 80, 80])
-    core = find_core(before, BEFORE)
-    assert core is not None
-    words = match_words(before, BEFORE, core)
-    assert len(words.gone) == 0 and np.array_equal(words.mirrored.gone, words.new)
-    assert np.array_equal(words.mirrored.mirrored.moves, words.moves)
-    boxes = find_candidates(BEFORE, core.mirrored, words.mirrored, ADDED)
-    overlaps = [
-        max(box_iou(box, (60, 50, 78, 62)) for box in each) for each in (boxes, find_candidates(before, core, words))
-    ]
-    assert overlaps[0] > 0.5 > overlaps[1]
 
 
 def test_clusters_are_ordered_by_their_first_box() -> None:

@@ -2,10 +2,9 @@
 
 The changed pixels are not the box of the element: text of another color ends before its paragraph does, a removed link
 pulls up all that follows it, and an element that moved leaves a difference at its edges only. Each candidate starts at
-a part of the changed pixels and grows to what an element usually ends at; WebNet chooses one. An element that was added
-is in the second image only, so that a few candidates are found there, by the same rules with the images exchanged.
+a part of the changed pixels and grows to what an element usually ends at; WebNet chooses one.
 
-Starts, in the first image:
+Starts, all in the first image:
 
 - ``all``: all changed pixels; ``core``: those of :func:`~lightning_idc.models.web.core.find_core`;
 - ``first``: the first run of changed rows, which is the first line where a change makes text wrap anew;
@@ -21,7 +20,7 @@ Boxes are x1 y1 x2 y2 in pixels, the last two exclusive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,8 +57,6 @@ class Extents:
     line: tuple[int, int]
 
 
-Candidate = tuple[str, str, str]
-"""Start, ends across and ends down."""
 Span = Callable[[Extents], tuple[int, int]]
 
 
@@ -99,7 +96,7 @@ DOWN: dict[str, Span] = {
     "padded": _padded_down,
 }
 """Upper and lower end of a candidate."""
-CANDIDATES: tuple[Candidate, ...] = (
+CANDIDATES: tuple[tuple[str, str, str], ...] = (
     ("core", "marks", "marks"),
     ("all", "padded", "leaded"),
     ("core", "symmetric", "leaded"),
@@ -125,35 +122,22 @@ CANDIDATES: tuple[Candidate, ...] = (
     ("gone part", "marks", "leaded"),
     ("frame", "marks", "marks"),
 )
-"""Candidates in the first image. They were chosen on training pairs, greedily by the number of further elements that
-they overlap by more than one half: 94 % in all, of which the core alone has 45."""
-ADDED: tuple[Candidate, ...] = (
-    ("core", "marks", "leaded"),
-    ("most gone", "marks", "leaded"),
-    ("most gone", "rest of the line", "padded"),
-    ("first", "rest of the line", "leaded"),
-    ("gone part", "padded", "marks"),
-    ("words", "free", "leaded"),
-)
-"""Candidates in the second image, chosen in the same way on pairs whose images were exchanged, so that an element that
-was removed is one that was added: 89 % in all."""
+"""Start, ends across and ends down of each candidate. They were chosen on training pairs, greedily by the number of
+further elements that they overlap by more than one half: 94 % in all, of which the core alone has 45."""
 
 
-def find_candidates(
-    image: np.ndarray, core: Core, words: Words, candidates: Sequence[Candidate] = CANDIDATES
-) -> list[PixelBox]:
-    """Boxes of candidates, in their order.
+def find_candidates(image: np.ndarray, core: Core, words: Words) -> list[PixelBox]:
+    """Boxes of :data:`CANDIDATES`, in their order.
 
     Args:
-        image: the first image, uint8 ``(3, H, W)``; the second one with ``core.mirrored`` and ``words.mirrored``.
+        image: the first image, uint8 ``(3, H, W)``.
         core: core of the change.
         words: words around the change.
-        candidates: starts and ends of the boxes.
     """
     starts = _starts(image, core) | _starts_of(words, core)
-    extents = {box: _extents(image, box) for box in {starts[start] for start, _, _ in candidates}}
+    extents = {box: _extents(image, box) for box in set(starts.values())}
     boxes = []
-    for start, across, down in candidates:
+    for start, across, down in CANDIDATES:
         left, right = ACROSS[across](extents[starts[start]])
         top, bottom = DOWN[down](extents[starts[start]])
         boxes.append((left, top, max(right, left + 1), max(bottom, top + 1)))

@@ -57,11 +57,6 @@ class Core:
         (a, b, c, d), (e, f, g, h) = self.before, self.after
         return min(a, e), min(b, f), max(c, g), max(d, h)
 
-    @property
-    def mirrored(self) -> Core:
-        """The same change with the images exchanged."""
-        return Core(self.after, self.before, (-self.shift[0], -self.shift[1]), self.tail, self.changed)
-
 
 def find_core(before: np.ndarray, after: np.ndarray) -> Core | None:
     """Find the changed part of two images; None if no pixel differs.

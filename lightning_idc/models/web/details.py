@@ -25,7 +25,7 @@ def describe_candidates(boxes: Sequence[PixelBox], words: Words, core: Core) -> 
 
     Args:
         boxes: candidates, the core first.
-        words: words around the change; ``words.mirrored`` for candidates in the second image.
+        words: words around the change.
         core: core of the change.
     """
     box = np.array(boxes, float)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.models.web.candidates import ADDED, CANDIDATES, find_candidates
+from lightning_idc.models.web.candidates import CANDIDATES, find_candidates
 from lightning_idc.models.web.core import find_core
 from lightning_idc.models.web.details import NUM_DETAILS, describe_candidates
 from lightning_idc.models.web.measures import NAMES, measure
@@ -18,8 +18,6 @@ from lightning_idc.rules.noise import noise_of
 
 MEASURED = "measured"
 """Key of ``PairSample.meta`` with the `MeasuredPair` of a sample that was measured before."""
-NUM_BOXES = len(CANDIDATES) + len(ADDED)
-"""Number of candidates of a pair."""
 
 
 class MeasuredPair(NamedTuple):
@@ -27,7 +25,7 @@ class MeasuredPair(NamedTuple):
 
     Args:
         values: measures of the change.
-        boxes: candidates for the box of the changed element, in the first image and, the last ones, in the second.
+        boxes: candidates for the box of the changed element in the first image.
         details: values of each candidate.
         is_same: whether no pixel differs, or only noise of the capture does.
     """
@@ -42,15 +40,13 @@ def measure_pair(before: np.ndarray, after: np.ndarray) -> MeasuredPair:
     """Measure two images of one size, uint8 ``(3, H, W)``."""
     core = None if np.array_equal(before, after) or noise_of(before, after) else find_core(before, after)
     if core is None:
-        box = [[0.0, 0.0, 1.0, 1.0]]
-        return MeasuredPair([0.0] * len(NAMES), box * NUM_BOXES, [[0.0] * NUM_DETAILS] * NUM_BOXES, True)
+        count = len(CANDIDATES)
+        return MeasuredPair([0.0] * len(NAMES), [[0.0, 0.0, 1.0, 1.0]] * count, [[0.0] * NUM_DETAILS] * count, True)
     words = match_words(before, after, core)
     boxes = find_candidates(before, core, words)
-    added = find_candidates(after, core.mirrored, words.mirrored, ADDED)
-    details = [describe_candidates(boxes, words, core), describe_candidates(added, words.mirrored, core.mirrored)]
+    details = describe_candidates(boxes, words, core)
     values = list(measure(before, after, core, words).values())
-    all_boxes = [list(map(float, box)) for box in (*boxes, *added)]
-    return MeasuredPair(values, all_boxes, np.concatenate(details).tolist(), False)
+    return MeasuredPair(values, [list(map(float, box)) for box in boxes], details.tolist(), False)
 
 
 def stacked(measured: Sequence[MeasuredPair]) -> dict[str, Tensor]:

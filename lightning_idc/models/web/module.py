@@ -23,9 +23,10 @@ from lightning_idc.images.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.metrics.diffspot import MARGIN, MIN_IOU
 from lightning_idc.metrics.page_sentences import NOTHING, all_sentences
 from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.web.candidates import CANDIDATES
 from lightning_idc.models.web.decoder import SentenceDecoder
 from lightning_idc.models.web.details import NUM_DETAILS
-from lightning_idc.models.web.measured import MEASURED, NUM_BOXES, MeasuredPair, measure_pair, stacked
+from lightning_idc.models.web.measured import MEASURED, MeasuredPair, measure_pair, stacked
 from lightning_idc.models.web.measures import NAMES
 from lightning_idc.models.web.net import WebNet
 from lightning_idc.nn.vocabulary import Vocabulary
@@ -73,7 +74,7 @@ class WebCaptioner(PairCaptioner):
         self.use_vocabulary(vocabulary)
         options = self.hparams
         sizes = [options[name] for name in ("width", "members", "dropout", "trees", "tree_nodes")]
-        return WebNet(vocabulary, len(NAMES), (NUM_BOXES, NUM_DETAILS), *sizes)
+        return WebNet(vocabulary, len(NAMES), (len(CANDIDATES), NUM_DETAILS), *sizes)
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -178,7 +179,7 @@ def box_labels(candidates: Tensor, boxes: Sequence[Tensor | None]) -> tuple[Tens
     ``diffspot``.
 
     Args:
-        candidates: boxes ``(B, N, 4)``.
+        candidates: boxes ``(B, N, 4)`` of the first image.
         boxes: of each pair ``(elements, 2, 4)``, of which the first element counts; NaN on a side without it.
     """
     missing = torch.full((2, 4), float("nan"))

@@ -41,7 +41,7 @@ CHOOSER_WIDTH = 32
 NUM_LABELS = 2
 """Labels of a box: whether its centre is in the element, and whether it overlaps it by more than one half."""
 CHOICE_NODES = 2
-"""Largest size of a tree that chooses a box, relative to the others: there are 30 boxes for each pair."""
+"""Largest size of a tree that chooses a box, relative to the others: there are 24 boxes for each pair."""
 
 
 def _choices(details: Tensor, answers: Tensor) -> Tensor:

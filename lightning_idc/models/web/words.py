@@ -52,14 +52,12 @@ class Words:
         after: boxes ``(M, 4)`` in the second image.
         partner: index of the same word in the second image, or -1, ``(N,)``.
         frames: boxes of borders in the first image ``(K, 4)``.
-        frames_after: boxes of borders in the second image ``(L, 4)``.
     """
 
     before: np.ndarray
     after: np.ndarray
     partner: np.ndarray
     frames: np.ndarray
-    frames_after: np.ndarray
 
     @cached_property
     def is_gone(self) -> np.ndarray:
@@ -99,13 +97,6 @@ class Words:
         """Words of the second image without a partner."""
         return np.delete(self.after, self.partner[~self.is_gone], 0)
 
-    @cached_property
-    def mirrored(self) -> Words:
-        """The same words with the images exchanged: what is new in the second image is gone from it."""
-        partner = np.full(len(self.after), -1)
-        partner[self.partner[~self.is_gone]] = np.flatnonzero(~self.is_gone)
-        return Words(self.after, self.before, partner, self.frames_after, self.frames)
-
 
 def match_words(before: np.ndarray, after: np.ndarray, core: Core) -> Words:
     """Find and match the words that contain changed pixels.
@@ -119,12 +110,10 @@ def match_words(before: np.ndarray, after: np.ndarray, core: Core) -> Words:
     x1, y1, x2, y2 = bounds(core.changed)
     x1, y1, x2, y2 = max(0, x1 - MARGIN), max(0, y1 - MARGIN), min(width, x2 + MARGIN), min(height, y2 + MARGIN)
     changed = core.changed[y1:y2, x1:x2]
-    (first, inks, frames), (second, others, frames_after) = (
-        _words(image[:, y1:y2, x1:x2], changed) for image in (before, after)
-    )
+    (first, inks, frames), (second, others, _) = (_words(image[:, y1:y2, x1:x2], changed) for image in (before, after))
     partner = _partners(first, second, inks, others)
     offset = np.array([x1, y1, x1, y1])
-    words = Words(first + offset, second + offset, partner, frames + offset, frames_after + offset)
+    words = Words(first + offset, second + offset, partner, frames + offset)
     return _without_strangers(words, height) if words.is_moved.any() else words
 
 
@@ -223,7 +212,7 @@ def _without_strangers(words: Words, height: int) -> Words:
     remains = has_partner | _within(words.after - shift, height)
     partner = words.partner[stays]
     partner = np.where(partner >= 0, np.cumsum(remains)[partner] - 1, -1)
-    return Words(words.before[stays], words.after[remains], partner, words.frames, words.frames_after)
+    return Words(words.before[stays], words.after[remains], partner, words.frames)
 
 
 def _within(boxes: np.ndarray, height: int) -> np.ndarray:
