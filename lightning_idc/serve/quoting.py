@@ -10,32 +10,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
-from lightning_idc.images.input_spec import InputSpec
 from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.no_change import list_differences
 from lightning_idc.metrics.page_claims import claimed_operator
+from lightning_idc.models.web.candidates import is_marked, marked_length
+from lightning_idc.models.web.core import changed_pixels
 from lightning_idc.serve.answer import Answer
 from lightning_idc.serve.describer import Describer
 from lightning_idc.utils.boxes import PixelBox
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.quotes import differing_words, excerpt
 
-MIN_LEVELS = 12
-"""Smallest difference of a changed pixel in grey levels."""
 MAX_HEIGHT = 120
 """Largest height in pixels of the lines that are read."""
 LINE = 8
 """Pixels above and below the changed ones that are read with them."""
 GAP = 24
 """Pixels without a mark that end a line of text."""
-MIN_MARK = 24
-"""Smallest difference of a mark from the ground in grey levels."""
 MAX_LINE = 40
 """Largest height of one line in pixels."""
 SCALE = 2
@@ -92,7 +89,6 @@ def _in_reading_order(boxes: np.ndarray, texts: Sequence[str]) -> str:
     return " ".join(texts[index] for *_, index in by_line)
 
 
-@dataclass(frozen=True)
 class QuotingDescriber:
     """A describer whose sentences about texts quote them.
 
@@ -101,24 +97,10 @@ class QuotingDescriber:
         reader: reads text.
     """
 
-    describer: Describer
-    reader: Reader
-
-    @property
-    def input_spec(self) -> InputSpec:
-        return self.describer.input_spec
-
-    @property
-    def takes_prompt(self) -> bool:
-        return self.describer.takes_prompt
-
-    @property
-    def scope(self) -> str:
-        return self.describer.scope
-
-    @property
-    def decides_change(self) -> bool:
-        return self.describer.decides_change
+    def __init__(self, describer: Describer, reader: Reader) -> None:
+        self.describer, self.reader = describer, reader
+        self.input_spec, self.scope = describer.input_spec, describer.scope
+        self.takes_prompt, self.decides_change = describer.takes_prompt, describer.decides_change
 
     def with_prompt(self, samples: Sequence[PairSample], prompt: str) -> Sequence[PairSample]:
         return self.describer.with_prompt(samples, prompt)
@@ -174,25 +156,16 @@ def _changed_lines(before: np.ndarray, after: np.ndarray, box: Sequence[int] | N
     height, width = before.shape[1:]
     x1, y1, x2, y2 = box or (0, 0, width, height)
     x1, y1, x2, y2 = max(0, x1 - LINE), max(0, y1 - LINE), min(width, x2 + LINE), min(height, y2 + LINE)
-    changed = (np.maximum(before, after) - np.minimum(before, after))[:, y1:y2, x1:x2].max(0) > MIN_LEVELS
+    changed = changed_pixels(before[:, y1:y2, x1:x2], after[:, y1:y2, x1:x2])
     rows = np.flatnonzero(changed.any(1))
     if not len(rows):
         return None
     last = int(rows[rows < rows[0] + MAX_HEIGHT][-1])
     columns = x1 + np.flatnonzero(changed[: last + 1].any(0))
     top, bottom = max(0, y1 + int(rows[0]) - LINE), min(height, y1 + last + 1 + LINE)
-    lines = [image[:, top:bottom].astype(np.int16) for image in (before, after)]
     marked = np.zeros(width, bool)
-    for line in lines:
-        ground = np.median(line[:, :, columns[0] : columns[-1] + 1], (1, 2))[:, None, None]
-        marked |= (np.abs(line - ground).max(0) > MIN_MARK).any(0)
-    left = int(columns[0]) - _length(marked[: columns[0]][::-1])
-    right = int(columns[-1]) + 1 + _length(marked[columns[-1] + 1 :])
+    for line in (before[:, top:bottom], after[:, top:bottom]):
+        marked |= is_marked(line, np.median(line[:, :, columns[0] : columns[-1] + 1], (1, 2)), 0)
+    left = int(columns[0]) - marked_length(marked[: columns[0]][::-1], GAP)
+    right = int(columns[-1]) + 1 + marked_length(marked[columns[-1] + 1 :], GAP)
     return max(0, left - LINE), top, min(width, right + LINE), bottom
-
-
-def _length(marked: np.ndarray) -> int:
-    """Number of columns up to the last mark before a gap."""
-    marks = np.concatenate([[-1], np.flatnonzero(marked)])
-    gaps = np.flatnonzero(np.diff(marks) > GAP)
-    return int(marks[gaps[0] if len(gaps) else -1]) + 1

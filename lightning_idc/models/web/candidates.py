@@ -208,10 +208,10 @@ def _first_marks(columns: np.ndarray) -> tuple[int, int]:
 def _extents(image: np.ndarray, start: PixelBox) -> Extents:
     x1, y1, x2, y2 = start
     ground = ground_of(image, start)
-    columns, rows = _is_marked(image[:, y1:y2], ground, 0), _is_marked(image[:, :, x1:x2], ground, 1)
+    columns, rows = is_marked(image[:, y1:y2], ground, 0), is_marked(image[:, :, x1:x2], ground, 1)
     left, right = x1 - _free(columns[:x1][::-1]), x2 + _free(columns[x2:])
     top, bottom = y1 - _free(rows[:y1][::-1]), y2 + _free(rows[y2:])
-    line = x1 - _marked(columns[:x1][::-1]), x2 + _marked(columns[x2:])
+    line = x1 - marked_length(columns[:x1][::-1]), x2 + marked_length(columns[x2:])
     return Extents(start, (left, top, right, bottom), line)
 
 
@@ -221,10 +221,10 @@ def ground_of(image: np.ndarray, box: PixelBox, margin: int = 3) -> np.ndarray:
     return most_frequent_color(image[:, max(0, y1 - margin) : y2 + margin, max(0, x1 - margin) : x2 + margin])
 
 
-def _is_marked(strip: np.ndarray, ground: np.ndarray, axis: int) -> np.ndarray:
+def is_marked(strip: np.ndarray, ground: np.ndarray, axis: int) -> np.ndarray:
     """Whether there is a mark in each column (axis 0) or row (axis 1) of a strip ``(3, rows, columns)``."""
-    is_mark: np.ndarray = (np.abs(strip.astype(np.int16) - ground[:, None, None]).max(0) > MIN_MARK).any(axis)
-    return is_mark
+    marked: np.ndarray = (np.abs(strip.astype(np.int16) - ground[:, None, None]).max(0) > MIN_MARK).any(axis)
+    return marked
 
 
 def _free(is_marked: np.ndarray) -> int:
@@ -232,8 +232,8 @@ def _free(is_marked: np.ndarray) -> int:
     return int(is_marked.argmax()) if is_marked.any() else len(is_marked)
 
 
-def _marked(columns: np.ndarray) -> int:
-    """Number of columns up to the last mark before a gap that ends a line."""
+def marked_length(columns: np.ndarray, gap: int = MAX_LINE_GAP) -> int:
+    """Number of columns up to the last mark before a gap that ends a line, of more than ``gap`` columns."""
     marked = np.concatenate([[-1], np.flatnonzero(columns)])
-    gaps = np.flatnonzero(np.diff(marked) > MAX_LINE_GAP)
+    gaps = np.flatnonzero(np.diff(marked) > gap)
     return int(marked[gaps[0] if len(gaps) else -1]) + 1

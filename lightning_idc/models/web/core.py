@@ -65,8 +65,7 @@ def find_core(before: np.ndarray, after: np.ndarray) -> Core | None:
         before: uint8 ``(3, H, W)``.
         after: image of the same shape.
     """
-    changed = np.maximum(before, after) - np.minimum(before, after)
-    mask: np.ndarray = changed.max(0) > MIN_LEVELS
+    mask = changed_pixels(before, after)
     if not mask.any():
         return None
     left, top, right, bottom = bounds(mask)
@@ -99,6 +98,12 @@ def find_core(before: np.ndarray, after: np.ndarray) -> Core | None:
         else:  # nothing of this side is left: the element is new, or gone
             boxes.append((left, top, max(left + 1, side), max(top + 1, end)))
     return Core(boxes[0], boxes[1], (along, down), (columns, rows), mask)
+
+
+def changed_pixels(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Pixels ``(H, W)`` that differ by more than :data:`MIN_LEVELS` in a channel of uint8 images ``(3, H, W)``."""
+    changed: np.ndarray = (np.maximum(before, after) - np.minimum(before, after)).max(0) > MIN_LEVELS
+    return changed
 
 
 def bounds(mask: np.ndarray) -> PixelBox:

@@ -1,7 +1,6 @@
 """edit_text: another text for an element of a page, from a new one to a single other letter or digit.
 
-Edits of real pages are small: of the pages that differ between two versions of a documentation, half have another
-number, letter or word, and most of the others have words that were added to a paragraph or taken out of it.
+Edits of real pages are small: another number of a version, a letter, a word, or a few words more or fewer.
 """
 
 from __future__ import annotations
