@@ -7,7 +7,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
+
+from lightning_idc.utils.process import collect_rarely, leave
 
 VERBS = {
     "run": ("run.run", "run a recipe: lightning-idc run quickstart [--key value ...]"),
@@ -42,6 +44,12 @@ TRACEBACK = "LIGHTNING_IDC_TRACEBACK"
 
 IMPORTS = "LIGHTNING_IDC_IMPORT"
 """Environment variable with the modules of ``--import``, separated by commas."""
+
+
+def command() -> NoReturn:
+    """The `lightning-idc` script."""
+    collect_rarely()
+    leave(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -221,8 +229,14 @@ def name_modules(modules: Sequence[str], where: str) -> None:
             MODULES.append(name)
 
 
+def lightning_command() -> NoReturn:
+    """The `lightning` script."""
+    collect_rarely()
+    leave(lightning())
+
+
 def lightning(argv: Sequence[str] | None = None) -> int:
-    """The `lightning` script: runs `run RECIPE` and the verbs of this library, and forwards others to lightning-sdk."""
+    """Run `run RECIPE` and the verbs of this library, forward others to lightning-sdk, and return the exit status."""
     from lightning_idc.cli.recipes.shipped import shipped
 
     argv = list(sys.argv[1:] if argv is None else argv)

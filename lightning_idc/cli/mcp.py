@@ -8,6 +8,7 @@ from pathlib import Path
 from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.process import collect_as_usual
 
 
 def serve_tool(*, options: ModelOptions, folders: Sequence[Path] = (Path(),)) -> int:
@@ -26,5 +27,6 @@ def serve_tool(*, options: ModelOptions, folders: Sequence[Path] = (Path(),)) ->
         from lightning_idc.serve.tool import make_tool_server
 
         server = make_tool_server(options.open_describer(), folders)
+    collect_as_usual()
     server.run("stdio")
     return 0

@@ -11,6 +11,7 @@ from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.process import collect_as_usual
 
 KEEP_ALIVE = 5
 """Seconds until an idle connection is closed."""
@@ -70,6 +71,7 @@ def serve(
         protocol = bounded_protocol(timeout, connections)
         # a short backlog: all of its connections are accepted before one can be closed
         config = uvicorn.Config(app, http=protocol, log_level="warning", backlog=128, timeout_keep_alive=KEEP_ALIVE)
+        collect_as_usual()
         print(f"http://{host}:{port} answers; Ctrl+C ends it", flush=True)
         uvicorn.Server(config).run([listener])
     return 0

@@ -51,6 +51,7 @@ from lightning_idc.utils.bounds import (
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import atomic_write
 from lightning_idc.utils.names import class_of, full_name
+from lightning_idc.utils.process import collect_as_usual
 
 _BOUNDS: dict[str, Any] = {
     **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch", "num_nodes"), PositiveInt),
@@ -87,6 +88,7 @@ def run_verb(verb: str, config: dict[str, Any], only_print: bool) -> int:
         config: merged.
         only_print: only print the configuration.
     """
+    collect_as_usual()
     _ignore_warnings()
     cli = PairCLI(verb, with_checkpoint(config))
     if only_print:
@@ -108,6 +110,7 @@ def run_stage(plan: Plan) -> int:
     Raises:
         InvalidStageError: its configuration, or that of a later stage, is invalid.
     """
+    collect_as_usual()
     _ignore_warnings()
     # Lightning starts further processes by the command of this one
     sys.argv = [sys.argv[0], plan.verb, "--config", plan.file]
