@@ -127,7 +127,7 @@ class ChangeHtml(PipelineStage):
         before, elements = page.screenshot(), page.elements()
         page.close()
         page = self.open_page(
-            record, scroll_by=int(noise == "scroll"), fonts=FontSettings("auto") if noise == "hinting" else None
+            record, scroll_by=int(noise == "scroll"), fonts=FontSettings("none") if noise == "hinting" else None
         )
         texts = [element for element in elements if element["has_text"]]
         if noise == "cursor" and texts:
