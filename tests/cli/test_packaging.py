@@ -110,7 +110,8 @@ def test_the_wheel_brings_recipes_and_runs_from_anywhere(tmp_path: Path) -> None
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lightning_idc").rglob("*.py")}
     assert modules <= names
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "lightning_idc").rglob("README.md")} <= names
-    assert "lightning = lightning_idc.cli:lightning" in scripts and "lightning-idc = lightning_idc.cli:main" in scripts
+    expected = {"lightning = lightning_idc.cli:lightning_command", "lightning-idc = lightning_idc.cli:command"}
+    assert expected <= set(scripts.splitlines())
     listed = subprocess.run(
         [sys.executable, "-m", "lightning_idc", "list", "recipes"],
         cwd=tmp_path,
