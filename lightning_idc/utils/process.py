@@ -20,7 +20,12 @@ def collect_rarely() -> None:
 
 
 def collect_as_usual() -> None:
-    """Look for garbage as often as before `collect_rarely`, but not among the objects that exist now."""
+    """End `collect_rarely`: look for garbage as often as before, but not among the objects that exist now.
+
+    Without `collect_rarely`, as in a program that calls the library, nothing changes.
+    """
+    if gc.get_threshold() != _RARE:
+        return
     gc.set_threshold(*_USUAL)
     gc.freeze()
     atexit.register(gc.unfreeze)  # libraries complain of objects that are alive at the end

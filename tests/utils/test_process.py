@@ -1,5 +1,7 @@
 """The fast start and end of a command."""
 
+from __future__ import annotations
+
 import gc
 import subprocess
 import sys
@@ -14,7 +16,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_leave_runs_the_functions_of_atexit_and_writes_everything(status):
+def test_leave_runs_the_functions_of_atexit_and_writes_everything(status: int) -> None:
     code = f"""
 import atexit, sys
 from lightning_idc.utils.process import leave
@@ -29,7 +31,7 @@ leave({status})
     assert done.stderr == "to the other stream\n"
 
 
-def test_leave_waits_for_threads():
+def test_leave_waits_for_threads() -> None:
     code = """
 import threading, time
 from lightning_idc.utils.process import leave
@@ -40,7 +42,7 @@ leave(2)
     assert (done.returncode, done.stdout) == (2, "written\n")
 
 
-def test_leave_does_not_take_modules_apart():
+def test_leave_does_not_take_modules_apart() -> None:
     code = """
 import sys
 from lightning_idc.utils.process import leave
@@ -53,7 +55,7 @@ leave(0)
     assert run(code).stdout == ""
 
 
-def test_garbage_of_a_stage_is_collected_as_usual():
+def test_garbage_of_a_stage_is_collected_as_usual() -> None:
     usual = gc.get_threshold()
     frozen = gc.get_freeze_count()
     try:
@@ -66,6 +68,12 @@ def test_garbage_of_a_stage_is_collected_as_usual():
         gc.unfreeze()
 
 
+def test_a_program_that_calls_the_library_keeps_its_settings() -> None:
+    usual, frozen = gc.get_threshold(), gc.get_freeze_count()
+    collect_as_usual()
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (usual, frozen)
+
+
 @pytest.mark.parametrize("arguments, status", [(["--version"], 0), (["describe", "absent.png", "absent.png"], 1)])
-def test_the_command_has_the_status_of_its_verb(arguments, status):
+def test_the_command_has_the_status_of_its_verb(arguments: list[str], status: int) -> None:
     assert subprocess.run([sys.executable, "-m", "lightning_idc", *arguments], capture_output=True).returncode == status
