@@ -1,3 +1,4 @@
+from lightning_idc.models.muon import MuonAdamW as MuonAdamW
 from lightning_idc.models.pair_transformer.module import PairTransformer as PairTransformer
 from lightning_idc.models.pretraining.cell_classification import CellNaming as CellNaming
 from lightning_idc.models.pretraining.cell_classification import ChangeNaming as ChangeNaming
