@@ -12,12 +12,13 @@ Matrices of one shape, ``(N, R, C)``, are computed together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
 
 from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, ShareBelowOne, check_arguments
 
@@ -53,7 +54,7 @@ def step_size(rows: int, columns: int) -> float:
     return MATCHED_TO_ADAMW * max(rows, columns) ** 0.5
 
 
-class MuonAdamW(AdamW):
+class MuonAdamW(Optimizer):
     """Muon for parameters with two dimensions, AdamW for all others.
 
     A strategy may copy parameters (DDP), but not cut matrices into pieces (FSDP).
@@ -66,7 +67,7 @@ class MuonAdamW(AdamW):
         weight_decay: decoupled weight decay of both.
         betas: of AdamW.
         eps: of AdamW.
-        fused: whether AdamW updates all its parameters in one call.
+        fused: whether AdamW updates all its parameters in one call; None lets torch choose.
 
     Example:
         >>> layer = torch.nn.Linear(4, 8)
@@ -87,10 +88,8 @@ class MuonAdamW(AdamW):
         fused: bool | None = None,
     ) -> None:
         check_arguments(MuonAdamW.__init__, locals())
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
-        self.momentum, self.iterations = momentum, iterations
-        # a GradScaler shall divide all gradients itself, as it does for AdamW that is not fused
-        self._step_supports_amp_scaling = False
+        settings = {"lr": lr, "momentum": momentum, "iterations": iterations, "weight_decay": weight_decay}
+        super().__init__(params, {**settings, "betas": betas, "eps": eps, "fused": fused})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -98,30 +97,52 @@ class MuonAdamW(AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        matrices: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
-            pairs = [(value, value.grad) for value in group["params"] if value.ndim == 2 and value.grad is not None]
-            self._step_matrices(pairs, float(group["lr"]), group["weight_decay"])
-            matrices += pairs
-        for value, _ in matrices:
-            value.grad = None  # hidden from AdamW
-        super().step()
-        for value, gradient in matrices:
-            value.grad = gradient
+            values = [value for value in group["params"] if value.grad is not None]
+            self._step_matrices([value for value in values if value.ndim == 2], group)
+            self._step_others([value for value in values if value.ndim != 2], group)
         return loss
 
-    def _step_matrices(self, matrices: list[tuple[Tensor, Tensor]], lr: float, decay: float) -> None:
-        by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
-        for value, gradient in matrices:
+    def _step_matrices(self, matrices: Sequence[Tensor], group: Mapping[str, Any]) -> None:
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for value in matrices:
+            by_shape.setdefault(value.shape, []).append(value)
+        for (rows, columns), values in by_shape.items():
+            ahead = torch.stack([self._look_ahead(value, group["momentum"]) for value in values])  # (N, R, C)
+            updates = orthogonalized(ahead.float(), group["iterations"]).to(ahead.dtype)
+            for value, update in zip(values, updates, strict=True):
+                value.mul_(1 - group["lr"] * group["weight_decay"])
+                value.add_(update, alpha=-float(group["lr"]) * step_size(rows, columns))
+
+    def _look_ahead(self, value: Tensor, momentum: float) -> Tensor:
+        """Update the average gradient of a matrix; the average as it would be after the same gradient again."""
+        gradient, state = cast(Tensor, value.grad), self.state[value]
+        if not state:
+            state["average"] = torch.zeros_like(value)
+        return gradient.lerp(state["average"].lerp_(gradient, 1 - momentum), momentum)
+
+    def _step_others(self, values: list[Tensor], group: Mapping[str, Any]) -> None:
+        for value in values:
             state = self.state[value]
             if not state:
-                # AdamW expects a "step" in every state
-                state["step"], state["average"] = torch.tensor(0.0), torch.zeros_like(value)
-            state["step"] += 1
-            average = cast(Tensor, state["average"]).lerp_(gradient, 1 - self.momentum)
-            by_shape.setdefault(tuple(value.shape), []).append((value, gradient.lerp(average, self.momentum)))
-        for (rows, columns), group in by_shape.items():
-            values, ahead = zip(*group, strict=True)
-            updates = orthogonalized(torch.stack(ahead).float(), self.iterations).to(values[0].dtype)
-            for value, update in zip(values, updates, strict=True):
-                value.mul_(1 - lr * decay).add_(update, alpha=-lr * step_size(rows, columns))
+                # a fused step counts on the device of the parameter
+                state["step"] = torch.zeros((), device=value.device if group["fused"] else None)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(value), torch.zeros_like(value)
+        states = [self.state[value] for value in values]
+        beta1, beta2 = group["betas"]
+        adamw(
+            values,
+            [cast(Tensor, value.grad) for value in values],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=group["fused"],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
