@@ -79,12 +79,12 @@ class MuonAdamW(Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 5e-3,
+        lr: NonNegativeFloat = 5e-3,
         momentum: ShareBelowOne = 0.95,
         iterations: PositiveInt = 5,
         weight_decay: NonNegativeFloat = 0.01,
-        betas: tuple[float, float] = (0.9, 0.98),
-        eps: float = 1e-8,
+        betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.98),
+        eps: NonNegativeFloat = 1e-8,
         fused: bool | None = None,
     ) -> None:
         check_arguments(MuonAdamW.__init__, locals())
