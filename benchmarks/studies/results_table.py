@@ -95,11 +95,19 @@ def _namc() -> tuple[Comparison, ...]:
     """Noisy pre-training, noise masking (L_NIM) and reconstruction, as in Table 6; what L_NIM aligns, as in Table 8."""
     study = partial(Comparison, file="noise", world="namc")
     aligned = partial(Comparison, file="noise_alignment", world="namc")
+    clean = partial(Comparison, file="noise_clean", world="namc")
     return (
         study("noisy pre-training over no pre-training", row="neither", over="scratch"),
         study("noise masking over noisy pre-training", row="noise", over="neither"),
         study("reconstruction and noise masking over noise masking", row="noise+reconstruction", over="noise"),
         study("reconstruction and noise masking over noisy pre-training", row="noise+reconstruction", over="neither"),
+        clean("pre-training over no pre-training, clean descriptions", row="neither", over="scratch"),
+        clean("noise masking over pre-training, clean descriptions", row="noise", over="neither"),
+        clean(
+            "reconstruction and noise masking over noise masking, clean descriptions",
+            row="noise+reconstruction",
+            over="noise",
+        ),
         aligned("L_NIM on original inputs over masked inputs", row="align_originals", over="noise"),
         aligned("L_NIM on masked images over original inputs", row="align_image", over="align_originals"),
         aligned("L_NIM on masked descriptions over original inputs", row="align_description", over="align_originals"),
@@ -181,7 +189,8 @@ METHODS = (
         "python -m benchmarks.studies.noise --only scratch neither noise noise+reconstruction "
         "align_originals align_image align_description",
         _namc(),
-        "Reconstruction without noise masking was not measured. [Notes](notes/namc.md) have all rows.",
+        "Rows with clean descriptions: the same command with `--word_noise 0 --description_noise 0` and without the rows of "
+        "`align`. Reconstruction without noise masking was not measured. [Notes](notes/namc.md) have all rows.",
     ),
     Method(
         "ADPO",
