@@ -189,8 +189,8 @@ METHODS = (
         "python -m benchmarks.studies.noise --only scratch neither noise noise+reconstruction "
         "align_originals align_image align_description",
         _namc(),
-        "Rows with clean descriptions: the same command with `--word_noise 0 --description_noise 0` and without the rows of "
-        "`align`. Reconstruction without noise masking was not measured. [Notes](notes/namc.md) have all rows.",
+        "Rows with clean descriptions: the same command with `--word_noise 0 --description_noise 0` and without the "
+        "rows of `align`. Reconstruction without noise masking was not measured. [Notes](notes/namc.md) have all rows.",
     ),
     Method(
         "ADPO",
