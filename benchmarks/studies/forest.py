@@ -7,8 +7,8 @@ from html import escape
 
 _LABEL, _PLOT, _ROW, _MARGIN = 360, 340, 24, 12
 """Smallest width of the labels, width of the plot, height of a row, and margin, in pixels."""
-_LETTER = 6.5
-"""Width of a letter, more than the mean of usual fonts."""
+_LETTER, _GAP = 6.5, 16
+"""Width of a letter, more than the mean of usual fonts, and space between labels and plot."""
 _DECIDED, _OPEN, _AXIS, _TEXT = "#1f6feb", "#8c959f", "#d0d7de", "#24292f"
 
 
@@ -21,7 +21,7 @@ def forest_plot(rows: Sequence[tuple[str, float, Sequence[float] | None, bool]])
     """
     ends = [0.0, *(value for _, mean, interval, _ in rows for value in (mean, *(interval or ())))]
     low, high = min(ends), max(ends)
-    left = max(_LABEL, 16 + round(_LETTER * max((len(label) for label, *_ in rows), default=0)))
+    left = max(_LABEL, _GAP + round(_LETTER * max((len(label) for label, *_ in rows), default=0)))
 
     def x(value: float) -> float:
         return round(left + _PLOT * (value - low) / (high - low or 1.0), 1)
@@ -36,7 +36,7 @@ def forest_plot(rows: Sequence[tuple[str, float, Sequence[float] | None, bool]])
     for number, (label, mean, interval, is_decided) in enumerate(rows):
         y = _MARGIN + _ROW * number + _ROW // 2
         color = _DECIDED if is_decided else _OPEN
-        lines.append(f'<text x="{left - 16}" y="{y + 4}" text-anchor="end">{escape(label)}</text>')
+        lines.append(f'<text x="{left - _GAP}" y="{y + 4}" text-anchor="end">{escape(label)}</text>')
         if interval:
             lines.append(
                 f'<line x1="{x(interval[0])}" x2="{x(interval[1])}" y1="{y}" y2="{y}" '

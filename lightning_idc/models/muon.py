@@ -104,6 +104,7 @@ class MuonAdamW(Optimizer):
         return loss
 
     def _step_matrices(self, matrices: Sequence[Tensor], group: Mapping[str, Any]) -> None:
+        lr = float(group["lr"])
         by_shape: dict[torch.Size, list[Tensor]] = {}
         for value in matrices:
             by_shape.setdefault(value.shape, []).append(value)
@@ -111,8 +112,7 @@ class MuonAdamW(Optimizer):
             ahead = torch.stack([self._look_ahead(value, group["momentum"]) for value in values])  # (N, R, C)
             updates = orthogonalized(ahead.float(), group["iterations"]).to(ahead.dtype)
             for value, update in zip(values, updates, strict=True):
-                value.mul_(1 - group["lr"] * group["weight_decay"])
-                value.add_(update, alpha=-float(group["lr"]) * step_size(rows, columns))
+                value.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr * step_size(rows, columns))
 
     def _look_ahead(self, value: Tensor, momentum: float) -> Tensor:
         """Update the average gradient of a matrix; the average as it would be after the same gradient again."""
