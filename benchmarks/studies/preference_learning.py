@@ -5,6 +5,7 @@
     python -m benchmarks.studies.preference_learning --rows main sweep  # Figure 4: |N| 16 to 256, 1 / tau 0.25 to 4
     python -m benchmarks.studies.preference_learning --rows main losses  # with and without anchor, beta 0.1 and 0.5
     python -m benchmarks.studies.preference_learning --rows weighting  # how often which caption is a negative
+    python -m benchmarks.studies.preference_learning --world people --rows main similar  # no paraphrases as negatives
     python -m benchmarks.studies.preference_learning --weights efficientnet-lite0.pth \\
         --pairs 2400 --test_pairs 500 --sft_epochs 24  # on a real encoder
     python -m benchmarks.studies.preference_learning --weights efficientnet-lite0.pth \\
@@ -13,7 +14,8 @@
     python -m benchmarks.studies.preference_learning --world half --seeds 3 --part parts/half-3.json  # and merge.py
 
 Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Worlds: ``vague``, every pair changed and
-60 % of the training captions vague; ``vague_sixth``, the same with a sixth of the pairs unchanged; ``careful``, a sixth
+60 % of the training captions vague; ``vague_sixth``, the same with a sixth of the pairs unchanged; ``people``, every
+pair changed and the training captions as several people would write them (``wordings.py``); ``careful``, a sixth
 unchanged and no vague caption; ``half``, half of the pairs unchanged as in CLEVR-Change, no vague caption. A
 PairTransformer is trained by likelihood; from its checkpoint it is trained by likelihood for two more epochs (SFT+,
 about the same compute), or by DPO or ADPO for one epoch, without a caption loss. With ``--weights`` the captioner is
@@ -48,6 +50,7 @@ from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetrieve
 from lightning_idc.methods.adpo.negatives import Counterfactual, RandomCaption, SelfSampled
 from lightning_idc.methods.adpo.pool import NO_CHANGE_FRACTION
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.synthesis import SentenceEncoder
 
 CANDIDATES = (16, 64, 256)
 SHARPNESS = (0.25, 0.5, 2.0, 4.0)
@@ -104,6 +107,7 @@ def rows_of(args: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]
         | {f"1/tau = {s}": adpo(temperature=1 / s) for s in SHARPNESS},
         "weighting": weightings,
         "losses": losses,
+        "similar": {"ADPO, too_similar": adpo(too_similar=SentenceEncoder())},
     }
     measurements: dict[str, Callable[[], list[Callback]]] = {}
     for group in args.rows:
@@ -115,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=list(WORLDS), nargs="+", default=["vague", "vague_sixth", "careful"])
     parser.add_argument(
-        "--rows", choices=("main", "harder", "weighting", "sweep", "losses"), nargs="+", default=["main"]
+        "--rows", choices=("main", "harder", "weighting", "sweep", "losses", "similar"), nargs="+", default=["main"]
     )
     parser.add_argument("--pairs", type=int, default=3000)
     parser.add_argument("--test_pairs", type=int, default=300)

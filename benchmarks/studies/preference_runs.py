@@ -22,10 +22,11 @@ from benchmarks.harness import adamw, quiet_trainer
 from benchmarks.studies.harness import Tested, load_or_test, test_captions
 from benchmarks.studies.mdp_parts import TwoImages, mdp_at_all_depths, stored_stages
 from benchmarks.studies.mdp_smollm2_parts import PrefixCaptioner, StartFrom, lora, save_between
+from benchmarks.studies.wordings import PeopleCaptions
 from lightning_idc.callbacks.forced_choice import ForcedChoice
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.cells import SyntheticCells
-from lightning_idc.data.transforms.robustness import VagueCaptions
+from lightning_idc.data.transforms.robustness import Corruption, VagueCaptions
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.pair_transformer.module import PairTransformer
@@ -35,13 +36,14 @@ from lightning_idc.models.schedules import WarmupCosine
 CELLS, WIDTH, LORA_RANK, LORA_RATE = 5, 32, 16, 0.5
 """Settings of ``mdp.py`` and ``mdp_smollm2.py``; the learning rate of LoRA is relative to that of all else."""
 FIGURES = ("forced_choice", "missed_change", "invented_change")
-WORLDS: dict[str, tuple[float, float]] = {
-    "vague": (0.0, 0.6),
-    "vague_sixth": (1 / 6, 0.6),
-    "careful": (1 / 6, 0.0),
-    "half": (0.5, 0.0),
+WORLDS: dict[str, tuple[float, Corruption | None]] = {
+    "vague": (0.0, VagueCaptions(0.6)),
+    "vague_sixth": (1 / 6, VagueCaptions(0.6)),
+    "people": (0.0, PeopleCaptions(0.6)),
+    "careful": (1 / 6, None),
+    "half": (0.5, None),
 }
-"""Share of unchanged pairs, and of changed pairs with vague training captions."""
+"""Share of unchanged pairs, and what becomes of the training captions."""
 
 
 class Run:
@@ -59,7 +61,7 @@ class Run:
 
     def __init__(self, args: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
         self.args, self.folder, self.seed, self.world = args, folder, seed, world
-        self.unchanged, self.vague = WORLDS[world]
+        self.unchanged, self.corruption = WORLDS[world]
         self.sizes: dict[str, Any] = dict(
             train_pairs=args.pairs,
             val_pairs=8,
@@ -72,8 +74,7 @@ class Run:
 
     def pairs(self, **options: Any) -> SyntheticPairs:
         """The pairs of this world; options of :class:`SyntheticPairs` replace those of the study."""
-        corruption = VagueCaptions(self.vague) if self.vague else None
-        return SyntheticPairs(**{**self.sizes, **options}, corruption=corruption)
+        return SyntheticPairs(**{**self.sizes, **options}, corruption=self.corruption)
 
     def trainer(self, epochs: int, callbacks: list[Callback], **options: Any) -> Trainer:
         seed_everything(self.seed, workers=True, verbose=False)
