@@ -158,6 +158,7 @@ def _adpo() -> tuple[Comparison, ...]:
             study(f"ADPO over DPO, beta 0.5: {name}", world=world, row=f"ADPO, {beta}", over=f"DPO, {beta}")
             for world, name in captions.items()
         ),
+        study("DPO, beta 0.5, over ADPO, beta 0.1: vague", world="vague", row=f"DPO, {beta}", over="ADPO"),
         study("DPO with anchor over without: careful", world="careful", row="DPO", over="DPO, anchor 0, beta 0.1"),
         *(
             encoder[world](f"ADPO over {over}, ImageNet encoder: {world}", over=over)
