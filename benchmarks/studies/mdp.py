@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=2e-3)
-    arguments(parser, (1, 2, 3, 4, 5))
+    arguments(parser, range(1, 11))
     run(parser.parse_args(), ROWS, train, "lightning", "timm")
 
 
