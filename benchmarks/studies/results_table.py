@@ -147,6 +147,7 @@ def _adpo() -> tuple[Comparison, ...]:
         for world in ("vague", "careful")
     }
     language = partial(Comparison, file="preference_smollm2_looking", world="vague", row="ADPO", measure="type")
+    people = partial(Comparison, file="preference_people", world="people", measure="type")
     beta = "anchor 3, beta 0.5"
     return (
         *(
@@ -159,7 +160,8 @@ def _adpo() -> tuple[Comparison, ...]:
             for world, name in captions.items()
         ),
         study("DPO, beta 0.5, over ADPO, beta 0.1: vague", world="vague", row=f"DPO, {beta}", over="ADPO"),
-        study("DPO with anchor over without: careful", world="careful", row="DPO", over="DPO, anchor 0, beta 0.1"),
+        *(people(f"ADPO over {over}: 20 wordings", row="ADPO", over=over) for over in ("SFT", "SFT+", "DPO")),
+        people("ADPO with semantic filter over without: 20 wordings", row="ADPO, too_similar", over="ADPO"),
         *(
             encoder[world](f"ADPO over {over}, ImageNet encoder: {world}", over=over)
             for over in ("SFT", "SFT+", "DPO")
@@ -176,11 +178,15 @@ def _adpo() -> tuple[Comparison, ...]:
 def _img_diff() -> tuple[Comparison, ...]:
     """Produced pairs before the real ones, at equal steps, and two controls of the first training."""
     study = partial(Comparison, file="synthesis_training", world="300")
+    more = partial(Comparison, file="synthesis_training_3000", world="3000")
     return (
         study("produced, then real over real, then real", row="produced", over="real"),
         study("produced over produced with shuffled captions", row="produced", over="shuffled"),
         study("produced over produced in the benchmark's words", row="produced", over="worded"),
         study("shuffled captions, then real over real, then real", row="shuffled", over="real"),
+        more("produced, then real over real, then real: 3,000 real", row="produced", over="real"),
+        more("produced over produced with shuffled captions: 3,000 real", row="produced", over="shuffled"),
+        more("produced over produced in the benchmark's words: 3,000 real", row="produced", over="worded"),
     )
 
 
@@ -197,8 +203,8 @@ METHODS = (
         "ADPO",
         "python -m benchmarks.studies.preference_learning --rows main losses",
         _adpo(),
-        "SFT+ is SFT with about the compute of the others. All of it, and the commands of the rows with an ImageNet "
-        "encoder and behind SmolLM2: [notes](notes/adpo.md#effect-on-captions).",
+        "SFT+ is SFT with about the compute of the others. All of it, and the commands of the rows with 20 wordings, "
+        "with an ImageNet encoder and behind SmolLM2: [notes](notes/adpo.md#effect-on-captions).",
     ),
     Method(
         "GRPO, SCST",
@@ -220,7 +226,8 @@ METHODS = (
         "Img-Diff",
         "python -m benchmarks.studies.synthesis_training --world 300",
         _img_diff(),
-        "300 real pairs, 800 produced ones: [notes](notes/img_diff.md).",
+        "800 produced pairs; 300 real ones or, in the rows that say so, 3,000 (`--world 3000`): "
+        "[notes](notes/img_diff.md).",
     ),
 )
 

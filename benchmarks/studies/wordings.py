@@ -4,19 +4,25 @@
 2. every other caption is written anew in one of 20 ways to say its kind of change, and leaves out some attributes.
 
 ``grammar.parse`` reads the type, the object and the new value from each sentence.
+
+    python -m benchmarks.studies.wordings  # how many of these captions ``too_similar`` takes for paraphrases
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import torch
 
+from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.claims import ParsedChange
 from lightning_idc.data.synthetic.grammar import parse
 from lightning_idc.data.synthetic.phrases import noun_phrase
 from lightning_idc.data.transforms.robustness import VAGUE, VagueCaptions
+from lightning_idc.methods.adpo.pool import SIMILARITY_THRESHOLD
+from lightning_idc.synthesis import SentenceEncoder
 
 VAGUE_SENTENCES = (
     *VAGUE,
@@ -198,3 +204,36 @@ class PeopleCaptions(VagueCaptions):
         ways = SENTENCES[claim.kind]
         way = ways[int(torch.randint(len(ways), (), generator=generator))]
         return way.format(np=noun_phrase(said), value=said.value)
+
+
+def relation_of(first: ParsedChange, second: ParsedChange) -> str | None:
+    """What two changes share; None if they share nothing, or differ in how much they say of one object."""
+    same_change = (first.kind, first.value) == (second.kind, second.value)
+    same_object = (first.thing, first.relation) == (second.thing, second.relation)
+    if same_object and (first.relation is None or first.anchor == second.anchor):
+        return "the same facts" if same_change else "the same object, another change"
+    known = [pair for pair in zip(first.thing or (), second.thing or (), strict=True) if None not in pair]
+    differs = any(one != other for one, other in known)
+    return "the same change, another object" if same_change and differs else None
+
+
+def main() -> None:
+    data = SyntheticPairs(train_pairs=400, things=(2, 3), no_change=0.0, corruption=PeopleCaptions(), progress=False)
+    source = data.pairs_of("train")
+    texts = sorted({text for index in range(len(source)) for text in source.captions(index)} - {*VAGUE_SENTENCES})
+    encoder = SentenceEncoder()
+    encoder.load()
+    embeddings = torch.nn.functional.normalize(encoder.encode(texts), dim=1)
+    above = (embeddings @ embeddings.T >= SIMILARITY_THRESHOLD).tolist()
+    claims = [parse(text) for text in texts]
+    counts: dict[str, list[bool]] = {}
+    for i, j in combinations(range(len(texts)), 2):
+        if (name := relation_of(claims[i], claims[j])) is not None:
+            counts.setdefault(name, []).append(above[i][j])
+    for name, reached in counts.items():
+        share = 100 * sum(reached) / len(reached)
+        print(f"{name}: {len(reached)} pairs of captions, {share:.1f} % at {SIMILARITY_THRESHOLD:g} or above")
+
+
+if __name__ == "__main__":
+    main()
