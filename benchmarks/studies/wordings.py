@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -218,6 +219,7 @@ def relation_of(first: ParsedChange, second: ParsedChange) -> str | None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     data = SyntheticPairs(train_pairs=400, things=(2, 3), no_change=0.0, corruption=PeopleCaptions(), progress=False)
     source = data.pairs_of("train")
     texts = sorted({text for index in range(len(source)) for text in source.captions(index)} - {*VAGUE_SENTENCES})
