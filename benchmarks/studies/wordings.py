@@ -201,10 +201,10 @@ class PeopleCaptions(VagueCaptions):
         thing = claim.thing._replace(
             size=claim.thing.size if size else None, material=claim.thing.material if material else None
         )
-        said = replace(claim, thing=thing, relation=claim.relation if relation else None)
+        shortened = replace(claim, thing=thing, relation=claim.relation if relation else None)
         ways = SENTENCES[claim.kind]
         way = ways[int(torch.randint(len(ways), (), generator=generator))]
-        return way.format(np=noun_phrase(said), value=said.value)
+        return way.format(np=noun_phrase(shortened), value=claim.value)
 
 
 def relation_of(first: ParsedChange, second: ParsedChange) -> str | None:
@@ -213,8 +213,8 @@ def relation_of(first: ParsedChange, second: ParsedChange) -> str | None:
     same_object = (first.thing, first.relation) == (second.thing, second.relation)
     if same_object and (first.relation is None or first.anchor == second.anchor):
         return "the same facts" if same_change else "the same object, another change"
-    known = [pair for pair in zip(first.thing or (), second.thing or (), strict=True) if None not in pair]
-    differs = any(one != other for one, other in known)
+    attributes = zip(first.thing or (), second.thing or (), strict=True)
+    differs = any(None not in pair and pair[0] != pair[1] for pair in attributes)
     return "the same change, another object" if same_change and differs else None
 
 
@@ -225,7 +225,7 @@ def main() -> None:
     texts = sorted({text for index in range(len(source)) for text in source.captions(index)} - {*VAGUE_SENTENCES})
     encoder = SentenceEncoder()
     encoder.load()
-    embeddings = torch.nn.functional.normalize(encoder.encode(texts), dim=1)
+    embeddings = encoder.encode(texts)
     above = (embeddings @ embeddings.T >= SIMILARITY_THRESHOLD).tolist()
     claims = [parse(text) for text in texts]
     counts: dict[str, list[bool]] = {}

@@ -34,10 +34,10 @@ def test_vague_sentences_name_no_change() -> None:
 
 @pytest.mark.parametrize("kind", SENTENCES)
 def test_captions_leave_details_out_and_add_none(kind: str) -> None:
-    given = sentences(change(kind))
+    original = sentences(change(kind))
     people = PeopleCaptions(ratio=0.0)
     generator = torch.Generator().manual_seed(0)
-    written = [parse(text) for _ in range(40) for text in people.captions(given, list, generator, kind)]
+    written = [parse(text) for _ in range(40) for text in people.captions(original, list, generator, kind)]
     assert {claim.kind for claim in written} == {kind} and {claim.value for claim in written} == {VALUES.get(kind)}
     things = {claim.thing for claim in written if claim.thing is not None}
     assert all(part in (None, whole) for thing in things for part, whole in zip(thing, THING, strict=True))
@@ -47,9 +47,9 @@ def test_captions_leave_details_out_and_add_none(kind: str) -> None:
 
 def test_a_pair_is_vague_in_all_captions_or_in_none() -> None:
     people = PeopleCaptions(ratio=0.5)
-    given, generator = sentences(change("drop")), torch.Generator().manual_seed(0)
+    original, generator = sentences(change("drop")), torch.Generator().manual_seed(0)
     shares = [
         sum(text in VAGUE_SENTENCES for text in texts) / len(texts)
-        for texts in (people.captions(given, list, generator, "drop") for _ in range(200))
+        for texts in (people.captions(original, list, generator, "drop") for _ in range(200))
     ]
     assert set(shares) == {0.0, 1.0} and 0.4 < sum(shares) / len(shares) < 0.6
