@@ -12,7 +12,8 @@ import torch
 from lightning.pytorch import Trainer
 
 from lightning_idc.callbacks.write_predictions import weights_digest
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.splits import Split
 from lightning_idc.metrics.results import Origin
 from lightning_idc.report.results import Results
 

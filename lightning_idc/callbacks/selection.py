@@ -7,7 +7,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.splits import Split
 from lightning_idc.metrics.protocols import protocol_named
 from lightning_idc.utils.errors import ConfigError, IDCError
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lightning_idc.data.annotations import find_file
-from lightning_idc.data.datamodule import SPLITS, PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.loading import PairDataset
 from lightning_idc.data.source import PairSource
+from lightning_idc.data.splits import ANNOTATED_SPLITS, Split
 from lightning_idc.data.tables.files import FileSource, PairRecord, Root
 from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
@@ -293,8 +294,8 @@ def check_split(name: str | None, where: str) -> None:
     Raises:
         DataError: the split is unknown.
     """
-    if name not in SPLITS:
-        raise DataError(f"{where}: the split is {name!r}; expected {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
+    if name not in ANNOTATED_SPLITS:
+        raise DataError(f"{where}: the split is {name!r}; expected train, val or test")
 
 
 def count(records: Sequence[PairRecord], entries: int | None = None) -> Counts:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from copy import copy
 
 from lightning_idc.data.benchmark import Benchmark
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.splits import Split
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.errors import IDCError
 from lightning_idc.utils.files import digest

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_idc.data.loading import Batches, PairDataset, PairLoader, Transform
 from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.source import PairSource, View
+from lightning_idc.data.splits import ANNOTATED_SPLITS, SPLITS, Split
 from lightning_idc.data.store.decoded import cache_decoded
 from lightning_idc.data.tables.record_table import num_distinct
 from lightning_idc.data.transforms.robustness import Corrupted, Corruption
@@ -25,10 +26,7 @@ from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_argume
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 from lightning_idc.utils.reprs import arguments_repr
 
-Split = Literal["train", "val", "test", "predict"]
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
 MAX_NO_CHANGE_CAPTIONS = 64
-_READ_FIRST: tuple[Split, ...] = ("train", "val", "test", "predict")
 
 
 class PairDataModule(LightningDataModule):
@@ -60,7 +58,7 @@ class PairDataModule(LightningDataModule):
     """Image domain, stored with a captioner as a description of its training data."""
     protocol = "coco"
     """Scoring protocol of the published tables, see ``lightning_idc.metrics.protocols``."""
-    available_splits: tuple[Split, ...] = SPLITS
+    available_splits: tuple[Split, ...] = ANNOTATED_SPLITS
     """Splits that the data set has."""
 
     def __init__(
@@ -156,7 +154,7 @@ class PairDataModule(LightningDataModule):
 
     def first_pair(self) -> PairSample | None:
         """Return the first readable pair, such as to measure a captioner's features; None if no pair can be read."""
-        for split in _READ_FIRST:
+        for split in SPLITS:
             try:
                 return self.pairs_of(split).load(0)
             except IDCError:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.sampling import PairSampler, sample_seed
 from lightning_idc.data.source import PairSource, View
+from lightning_idc.data.splits import Split
 from lightning_idc.images.options import PLAIN
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, check_arguments

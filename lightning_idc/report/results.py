@@ -27,7 +27,8 @@ from lightning_idc.report.sheet import Card
 from lightning_idc.report.summary import Summary, summarise
 
 if TYPE_CHECKING:
-    from lightning_idc.data.datamodule import PairDataModule, Split
+    from lightning_idc.data.datamodule import PairDataModule
+    from lightning_idc.data.splits import Split
     from lightning_idc.metrics.captions import Scores
 
 PER_PAIR = ("CIDEr-D", "METEOR", "ROUGE-L")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_idc.data.splits import ANNOTATED_SPLITS
 from lightning_idc.data.tables.files import check_shares
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.synthesis.export import suffix_of
@@ -18,7 +19,6 @@ from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 
-SPLITS = ("train", "val", "test")
 LONGEST_NAME = 200
 """Largest number of characters of a name; file systems allow 255 bytes including the suffix."""
 
@@ -59,8 +59,10 @@ class ReleasePairs(PipelineStage):
         self.folder, self.caption, self.shares, self.together = Path(folder).expanduser(), caption, shares, together
         self.overwrite = overwrite
         self.splits = {value: split for split, values in (splits or {}).items() for value in values}
-        if unknown := (splits or {}).keys() - set(SPLITS):
-            raise ConfigError(f"splits has {', '.join(sorted(unknown))}; expected some of {', '.join(SPLITS)}")
+        if unknown := (splits or {}).keys() - set(ANNOTATED_SPLITS):
+            raise ConfigError(
+                f"splits has {', '.join(sorted(unknown))}; expected some of {', '.join(ANNOTATED_SPLITS)}"
+            )
         if len(self.splits) < sum(map(len, (splits or {}).values())):
             raise ConfigError(f"splits is {splits!r}; expected each value once")
 

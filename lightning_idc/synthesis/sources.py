@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.splits import Split
 from lightning_idc.synthesis.records import Record, encode_png
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import DataError, DatasetNotFoundError

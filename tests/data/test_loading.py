@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 
 from lightning_idc.data.checking import check
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.loading import PairLoader
 from lightning_idc.data.sampling import PairSampler, sample_seed
 from lightning_idc.data.source import PairSource
+from lightning_idc.data.splits import Split
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.errors import ConfigError, DataError
 

@@ -11,10 +11,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_idc.data.datamodule import PairDataModule, Split, stack_samples
+from lightning_idc.data.datamodule import PairDataModule, stack_samples
 from lightning_idc.data.loading import PairDataset, PairLoader
 from lightning_idc.data.sampling import PairSampler, SampleIndex, sample_seed
 from lightning_idc.data.source import PairSource
+from lightning_idc.data.splits import Split
 from lightning_idc.data.transforms.pairs import Compose, Flip, Jitter, RandomCrop
 from lightning_idc.images.types import PairSample
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lightning_idc.data.annotations import AnnotationRow, find_file, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import Faults, check_columns, read_objects
 from lightning_idc.utils.errors import DataError

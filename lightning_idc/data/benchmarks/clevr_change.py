@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from lightning_idc.data.annotations import find_file, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.datamodule import Split
 from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.source import PairSource
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.bounds import check_arguments

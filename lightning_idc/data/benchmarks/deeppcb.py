@@ -21,8 +21,9 @@ from lightning_idc.data.benchmarks.defects import (
     parse_defects,
     parse_positions,
 )
-from lightning_idc.data.datamodule import PairDataModule, Split, check_no_options
+from lightning_idc.data.datamodule import PairDataModule, check_no_options
 from lightning_idc.data.source import PairSource
+from lightning_idc.data.splits import Split
 from lightning_idc.images.read import read_image
 from lightning_idc.images.resize import resize
 from lightning_idc.images.types import PairSample

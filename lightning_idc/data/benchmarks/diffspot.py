@@ -12,8 +12,9 @@ import numpy as np
 from lightning_idc.data.benchmarks.hf_loading import load_tables
 from lightning_idc.data.benchmarks.hf_source import Captioned, HuggingFaceSource
 from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.source import PairSource, View
+from lightning_idc.data.splits import Split
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError

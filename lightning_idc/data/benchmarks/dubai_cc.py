@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.benchmarks.levir_cc import listed_images
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import read_json

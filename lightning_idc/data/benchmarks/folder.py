@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, splits_of
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.splits import SPLIT_ALIASES, SPLITS, Split
 from lightning_idc.data.tables.files import (
     FileSource,
     PairRecord,
@@ -20,7 +21,7 @@ from lightning_idc.data.tables.files import (
     progress,
     splits_by_hash,
 )
-from lightning_idc.data.tables.pair_columns import SPLIT_ALIASES, SPLITS, is_pair_column, pairs_of
+from lightning_idc.data.tables.pair_columns import is_pair_column, pairs_of
 from lightning_idc.data.tables.pair_folders import read_two_folders, side_folders, tables_in
 from lightning_idc.data.tables.record_table import RecordTable, Texts, concatenate
 from lightning_idc.data.tables.tables import MAX_LISTED, read_table, table_ending, table_stem

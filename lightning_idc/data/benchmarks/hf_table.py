@@ -8,13 +8,13 @@ from typing import Any
 
 from lightning_idc.data.benchmarks.hf_loading import load_tables
 from lightning_idc.data.benchmarks.hf_source import Captioned, HuggingFaceSource
-from lightning_idc.data.datamodule import SPLITS as ALL_SPLITS
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.source import PairSource
+from lightning_idc.data.splits import ANNOTATED_SPLITS, Split
 from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import ConfigError
 
-SPLITS: Mapping[Split, str] = {"train": "train", "val": "validation", "test": "test"}
+HUB_SPLITS: Mapping[Split, str] = {"train": "train", "val": "validation", "test": "test"}
 
 
 class HuggingFaceTable(PairDataModule):
@@ -54,7 +54,7 @@ class HuggingFaceTable(PairDataModule):
         id: Sequence[str] = (),
         change_type: str | None = None,
         config: str | None = None,
-        splits: Mapping[Split, str] = SPLITS,
+        splits: Mapping[Split, str] = HUB_SPLITS,
         rejected: str | None = None,
         margin: str | None = None,
         error_type: str | None = None,
@@ -68,7 +68,7 @@ class HuggingFaceTable(PairDataModule):
         self.preference = {key: column for key, column in preference.items() if column is not None}
         self.id_columns = [id] if isinstance(id, str) else list(id)
         self.splits = dict(splits)
-        self.available_splits = tuple(split for split in ALL_SPLITS if split in splits)
+        self.available_splits = tuple(split for split in ANNOTATED_SPLITS if split in splits)
         self._tables: Any = None
 
     def source(self, split: Split) -> PairSource:

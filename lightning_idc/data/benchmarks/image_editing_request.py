@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_idc.data.annotations import required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import read_objects
 

@@ -11,7 +11,7 @@ import torch
 
 from lightning_idc.data.annotations import AnnotationRow, required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import FileSource, PairRecord, check_shares, splits_by_hash
 from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.images.types import PairSample

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lightning_idc.data.annotations import sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import FileSource, PairRecord, Root
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.bounds import check_arguments

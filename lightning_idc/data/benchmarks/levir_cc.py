@@ -9,7 +9,7 @@ from typing import Any
 from lightning_idc.data.annotations import AnnotationRow, required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.benchmarks.masks import MaskedSource
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.errors import DataError

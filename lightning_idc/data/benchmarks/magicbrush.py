@@ -9,8 +9,8 @@ from lightning_idc.data.annotations import find_file, required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.benchmarks.hf_loading import load_tables
 from lightning_idc.data.benchmarks.hf_source import HuggingFaceSource
-from lightning_idc.data.datamodule import Split
 from lightning_idc.data.source import PairSource
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import read_objects
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from lightning_idc.data.annotations import required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Remote, check_split
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import check_columns, read_rows
 from lightning_idc.utils.bounds import check_arguments

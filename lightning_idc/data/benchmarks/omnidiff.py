@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lightning_idc.data.annotations import AnnotationRow, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.bounds import check_arguments

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.data.annotations import AnnotationRow
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.splits import SPLIT_ALIASES, SPLITS, Split
 from lightning_idc.data.tables.files import FileSource, PairRecord, Root, check_shares, splits_by_hash
 from lightning_idc.data.tables.messages import last_text, message_text
-from lightning_idc.data.tables.pair_columns import SPLIT_ALIASES, SPLITS, two_images
+from lightning_idc.data.tables.pair_columns import two_images
 from lightning_idc.data.tables.tables import Faults, read_rows
 from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import DataError, DatasetNotFoundError

@@ -8,7 +8,7 @@ from pathlib import Path
 from lightning_idc.data.benchmark import Benchmark, Remote, check_split
 from lightning_idc.data.benchmarks.levir_cc import listed_images
 from lightning_idc.data.benchmarks.masks import MaskedSource
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.errors import DataError

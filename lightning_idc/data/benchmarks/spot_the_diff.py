@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from lightning_idc.data.annotations import required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, count
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.bounds import PositiveInt, check_arguments

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_idc.data.annotations import required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Remote
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.errors import ConfigError

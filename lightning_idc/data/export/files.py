@@ -10,9 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.export.layouts import COLUMNS, SIDES_OF, Format, llama_factory_info, shared_columns
 from lightning_idc.data.export.rows import PROMPT, ExportRow, ExportRows, RejectedImages
+from lightning_idc.data.splits import Split
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.files import write_content

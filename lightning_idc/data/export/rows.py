@@ -11,8 +11,9 @@ from typing import Any, Literal
 from PIL import Image
 from torch import Tensor
 
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.loading import PairDataset
+from lightning_idc.data.splits import Split
 from lightning_idc.data.transforms.pairs import Resize
 from lightning_idc.utils.errors import DataError
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from lightning_idc.data.datamodule import Split
+from lightning_idc.data.splits import Split
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS, cell_labels

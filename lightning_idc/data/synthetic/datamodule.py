@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.datamodule import PairDataModule, Split, check_no_options
+from lightning_idc.data.datamodule import PairDataModule, check_no_options
+from lightning_idc.data.splits import Split
 from lightning_idc.data.synthetic.cache import Key, ensure
 from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from lightning_idc.data.benchmarks.implicit_change import component_spans, components, compose
-from lightning_idc.data.datamodule import Split
 from lightning_idc.data.source import PairSource
+from lightning_idc.data.splits import Split
 from lightning_idc.data.synthetic.claims import Attributes, claim_of
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.phrases import RELATION_PHRASES

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_idc.data.splits import SPLIT_ALIASES, SPLITS
 from lightning_idc.data.tables.files import Root, folders_of
 from lightning_idc.data.tables.record_table import RecordTable, lists_of
 from lightning_idc.data.tables.tables import Table, is_caption_column, missing_column
@@ -17,9 +18,6 @@ from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import check_text, parse_json, short
 from lightning_idc.utils.paths import MAX_NAME_BYTES
 
-SPLITS = ("train", "val", "test", "predict")
-SPLIT_ALIASES = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
-"""Aliases of split names."""
 SIDES = ("before", "after")
 CAPTIONS = "or 'caption', or 'caption_1' to 'caption_n'"
 # the white space of str.split other than the space character

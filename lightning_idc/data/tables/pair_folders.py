@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_idc.data.splits import SPLIT_ALIASES, SPLITS
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.pair_columns import CAPTIONS, SIDES, SPLIT_ALIASES, SPLITS, group_rows, is_pair_column
+from lightning_idc.data.tables.pair_columns import CAPTIONS, SIDES, group_rows, is_pair_column
 from lightning_idc.data.tables.record_table import RecordTable, concatenate
 from lightning_idc.data.tables.tables import (
     ENDINGS,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.data.source import PairSource, View
+from lightning_idc.data.splits import SPLITS
 from lightning_idc.images.resize import Interpolation
 from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.no_change import NO_CHANGE, says_nothing_changed
@@ -23,7 +24,6 @@ from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.reprs import arguments_repr
 
 Severity = Literal[1, 2, 3, 4, 5]
-SPLITS = ("train", "val", "test", "predict")
 NOISE = (0.08, 0.12, 0.18, 0.26, 0.38)
 """Standard deviations of ImageNet-C's Gaussian noise, of values in [0, 1], by severity."""
 FOG = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))

@@ -9,10 +9,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.export.rows import resized_pairs
 from lightning_idc.data.loading import PairDataset
 from lightning_idc.data.source import PairSource
+from lightning_idc.data.splits import Split
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.negatives import NegativeSource

@@ -24,7 +24,8 @@ from lightning_idc.utils.bounds import PositiveFloat, PositiveShare, Share, TwoO
 from lightning_idc.utils.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from lightning_idc.data.datamodule import PairDataModule, Split
+    from lightning_idc.data.datamodule import PairDataModule
+    from lightning_idc.data.splits import Split
     from lightning_idc.data.synthetic.source import SyntheticSource
     from lightning_idc.models.addon import TrainingStep
     from lightning_idc.models.captioner import PairCaptioner

@@ -16,8 +16,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.source import PairSource
+from lightning_idc.data.splits import Split
 from lightning_idc.data.store.feature_store import weights_digest
 from lightning_idc.images.types import PairSample
 from lightning_idc.methods.procap.flow import DISMidpoint, Midpoint
