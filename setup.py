@@ -1,4 +1,4 @@
-"""What setup.cfg cannot say: recipes/ is installed inside the package, where `lightning-idc list recipes` looks."""
+"""Installs recipes/ as the package lightning_idc.recipes, which setup.cfg cannot express."""
 
 from setuptools import find_packages, setup
 
