@@ -4,7 +4,7 @@ const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const state = { page: 0, found: data.pairs };
 
-// text goes in through textContent alone: captions are never markup
+// texts are set by textContent only, so that a caption is never parsed as HTML
 function make(name, className, text) {
   const element = document.createElement(name);
   if (className) element.className = className;
@@ -12,7 +12,7 @@ function make(name, className, text) {
   return element;
 }
 
-// the pictures of a pair may stand in a part of the file that is still being read
+// the images of a pair may be in a part of the file that the browser has not read yet
 data.pairs.forEach((pair, place) => { pair.place = place; });
 function picture(element, pair, index) {
   element.pair = pair;
@@ -28,13 +28,13 @@ function option(select, value, text) {
   select.append(element);
 }
 
-// a box in shares of width and height
+// positions an element at a box, whose coordinates are fractions of width and height
 function place(element, [x1, y1, x2, y2]) {
   const percent = (value) => `${100 * value}%`;
   Object.assign(element.style, { left: percent(x1), top: percent(y1), width: percent(x2 - x1), height: percent(y2 - y1) });
 }
 
-// article draws one pair; each page has its own
+// shows a page of pairs; `article`, which each document defines, makes the element of a pair
 function show(page) {
   const last = Math.max(0, Math.ceil(state.found.length / PER_PAGE) - 1);
   state.page = Math.min(Math.max(page, 0), last);
@@ -55,7 +55,7 @@ function turn(by) {
 }
 
 // ---- the address ---------------------------------------------------------------------------------------
-// What is chosen stands in the fragment, so that a view can be shared: #type=%3Dmove&find=cube&page=2&pair=p17
+// The fragment of the address stores the selection, so that a view can be shared: #type=%3Dmove&find=cube&page=2&pair=p17
 
 const controls = () => [...$("bar").querySelectorAll("select, input")];
 const valueOf = (control) => (control.type === "checkbox" ? String(control.checked) : control.value);
@@ -92,7 +92,7 @@ function readAddress() {
   if (chosen.has("large")) enlarge(place);
 }
 
-// called by each page when its controls are filled; found() gives the pairs that they choose, in order
+// called by each document once its controls have their options; its found() returns the selected pairs, in order
 function begin() {
   for (const control of controls()) {
     initial[control.id] = valueOf(control);
@@ -113,7 +113,7 @@ function begin() {
 
 const wordsAsked = () => $("find").value.toLowerCase().split(/\s+/).filter(Boolean);
 
-// pairs without a value come last either way
+// pairs without a value come last in both directions
 function sorted(pairs, value, sign) {
   return pairs.sort((a, b) => (value(a) === null) - (value(b) === null) || sign * (value(a) - value(b)));
 }

@@ -16,7 +16,7 @@ function gramsOf(texts) {
   return known;
 }
 
-// every word is marked with the length of the longest shared run of up to four words that it stands in
+// marks every word with the length of the longest shared sequence that contains it, up to four words
 function marked(text, known) {
   const words = wordsOf(text);
   const length = new Array(words.length).fill(0);
@@ -44,13 +44,13 @@ function image(pair, side) {
   const element = make("img");
   element.decoding = "async";
   const [top, bottom] = rowsOf(pair);
-  [element.width, element.height] = [pair.size[0], bottom - top]; // keeps the page from jumping
+  [element.width, element.height] = [pair.size[0], bottom - top]; // reserves the space before the image is loaded
   element.alt = `${side ? "after" : "before"}, ${pair.id}`;
   picture(element, pair, side);
   return element;
 }
 
-// rows of the picture that a small image shows: a part of a tall page
+// rows that the small image shows; of a tall page it shows a part
 function rowsOf(pair) {
   return pair.rows ?? [0, pair.size[1]];
 }
@@ -183,7 +183,7 @@ function found() {
 
 // ---- the pairs as a table ------------------------------------------------------------------------------
 
-// a spreadsheet runs text that begins like a formula
+// a spreadsheet would run text that begins like a formula
 function cell(value) {
   let text = value === null || value === undefined ? "" : String(value);
   if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = "'" + text;
@@ -209,7 +209,7 @@ function saveCsv() {
 
 // ---- one pair, large -----------------------------------------------------------------------------------
 
-// pictures that were reduced for the page lie beside it in full size; without them the reduced ones do
+// full-size images are separate files next to the report; if they are missing, the reduced ones are shown
 function fullSize(element, pair, side) {
   const file = pair.files?.[side];
   const reduced = () => { element.onerror = null; picture(element, pair, side); };
@@ -272,7 +272,7 @@ document.addEventListener("keydown", (event) => {
   if ($("large").open) {
     const to = { ArrowUp: +$("wipe").value + 2, ArrowDown: $("wipe").value - 2, Home: 0, End: 100 }[event.key];
     if (!by && to === undefined) return;
-    event.preventDefault(); // the slider has these keys, too
+    event.preventDefault(); // the slider also reacts to these keys
     if (by) enlarge(state.large + by);
     else wipe(to);
   } else if (by && !event.target.matches("input, select")) turn(by);
