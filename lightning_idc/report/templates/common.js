@@ -42,7 +42,7 @@ function show(page) {
   const shown = state.found.slice(from, from + PER_PAGE);
   $("pairs").dataset.view = $("view")?.value ?? "";
   $("pairs").replaceChildren(...shown.map(article));
-  if (!shown.length) $("pairs").append(make("p", "nothing", data.pairs.length ? "No pair is like this." : "There are no pairs."));
+  if (!shown.length) $("pairs").append(make("p", "nothing", data.pairs.length ? "No pair matches." : "There are no pairs."));
   $("place").textContent = shown.length ? `${from + 1} to ${from + shown.length} of ${state.found.length}` : "0";
   $("previous").disabled = state.page === 0;
   $("next").disabled = state.page === last;
