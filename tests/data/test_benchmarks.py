@@ -1,4 +1,4 @@
-"""Every benchmark's layout in small. Oracle: trees written by hand as the releases lay them out."""
+"""Readers of all benchmarks. Oracle: small folder trees written by hand in the layout of each release."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_instructions_are_split_by_position(tmp_path: Path) -> None:
     assert data.pairs_of("val").captions(0) == ["make it 18"] and data.pairs_of("val").ids == ["0000018/11"]
     both = InstructPix2Pix(tmp_path, official=False, seeds="all").pairs_of("test")
     assert both.ids == ["0000019/11", "0000019/22"] and both.captions(1) == ["make it 19"]
-    # of the official list, rounded down as the reference loader does
+    # bounds in the official list, rounded down as in the reference loader
     assert [_bounds(313_010, split) for split in ("train", "val", "test")] == [
         (0, 281_709),
         (281_709, 297_359),
@@ -443,7 +443,7 @@ def test_a_web_page_instead_of_annotations(tmp_path: Path) -> None:
 
 
 def test_removals_of_one_pair_are_in_one_split(tmp_path: Path) -> None:
-    """The release names a removal by its pair, the picture, the object and the part of the run that made it."""
+    """All removals of one pair are in one split; their names hold pair, image, object and part of the run."""
     turns = [{"from": "human", "value": "which?"}, {"from": "gpt", "value": "A"}]
     names = [f"{pair}_img{side}_{k}_2" for pair in range(40) for side in (0, 1) for k in range(3)]
     records = [

@@ -76,7 +76,7 @@ def birds(annotations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def clevr(annotations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Official splits, types and overlaps; the sentences are made up, as the official ones are not to be had."""
+    """Official splits, types and overlaps with invented sentences, since the official sentences are not available."""
     source = annotations / "clevr_change"
     names = ("splits.json", "type_mapping.json.gz", "change_captions_by_IOU.json.gz")
     root = copied(tmp_path_factory.mktemp("clevr"), *(source / name for name in names))
@@ -118,7 +118,7 @@ def test_joined_sentences_equal_those_of_card(spot: Path, annotations: Path, spl
     own = {r.id: r.captions for r in SpotTheDiff(spot, grouping="multi", max_words=60).records(split)}
     assert own.keys() == set(map(str, numbers))
     differing = [n for n in numbers if card[f"{n:06d}.png"][0].split() != own[str(n)][0].split()]
-    # CARD also joins the empty sentences, which leaves ". " where one was
+    # CARD also joins empty sentences, which leaves a ". " for each
     empties = {r.id for r in SpotTheDiff(spot).records(split) if "" in r.captions}
     assert {str(n) for n in differing} <= empties
 
@@ -146,7 +146,7 @@ def test_levir_cc(levir: Path) -> None:
     assert all(data.miscount(split) is None for split in SPLITS)
     kinds = Counter(record.change_type for split in SPLITS for record in data.records(split))
     assert kinds == {"no_change": 5_039, "change": 5_038}
-    # a captioner that always says so misses every change and invents none
+    # a captioner that always predicts this misses every change and invents none
     captions = [
         {"caption": "there is no difference", "references": record.captions, "change_type": record.change_type}
         for record in data.records("test")
@@ -322,5 +322,5 @@ def test_bicubic_equals_reference_extractors(shared: Path, size: tuple[int, int]
     with Image.open(path) as image:
         expected = np.asarray(image.convert("RGB").resize(size[::-1], Image.Resampling.BICUBIC)).astype(int)
     got = resize(read_image(path), size, "bicubic").permute(1, 2, 0).numpy().astype(int)
-    # PIL rounds between its two passes and counts in fixed point
+    # PIL rounds between its two passes and uses fixed-point arithmetic
     assert np.abs(got - expected).max() <= 1

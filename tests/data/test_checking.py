@@ -1,4 +1,4 @@
-"""Looking through data. Oracle: a folder of pairs in which every fault was made by hand."""
+"""Checks of a data set. Oracle: a folder of pairs with faults made by hand."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from lightning_idc.utils.errors import ConfigError
 SIDES = ("before", "after")
 ROOT = Path(__file__).resolve().parents[2]
 ROUTE = {"efficientnet": "own_encoder", "clevr": "own_encoder"}
-"""Recipe of a row of the study whose name is another one."""
+"""Recipes whose name differs from their row of the study."""
 
 
 def write(root: Path, split: str, count: int, first: int = 0, size: tuple[int, int] = (6, 4), **more: Any) -> None:
-    """Pairs of a split; pair i is filled with first + i and 100 + first + i."""
+    """Write the pairs of a split; the images of pair i are filled with i and 100 + i."""
     rows = []
     for number in range(first, first + count):
         row = {"id": f"{split}-{number}", "caption": "a cup", **more}
@@ -54,7 +54,7 @@ def test_valid_data_are_counted(root: Path, capsys: pytest.CaptureFixture[str]) 
 def test_images_shared_by_two_splits(root: Path) -> None:
     for side in ("before", "after"):
         (root / f"test-41-{side}.png").write_bytes((root / f"train-2-{side}.png").read_bytes())
-    # one shared image alone is not a fault: boards of one template have it
+    # one shared image alone is not a fault: boards made from one template share it
     (root / "test-40-before.png").write_bytes((root / "train-0-before.png").read_bytes())
     assert check(FolderPairs(root), print) == [
         "test: 1 of 3 pairs have the same images as one in train: test-41 = train-2"
@@ -94,7 +94,7 @@ def test_all_problems_are_reported_together(root: Path) -> None:
 def test_the_check_of_a_folder_names_recipes_with_measured_figures(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Oracle: the results of the study, and the recipes that exist."""
+    """Oracle: the results of the study, and the shipped recipes."""
     assert main(["data", "check", "folder", "--root", str(root)]) == 0
     out = capsys.readouterr().out
     assert "3 training pairs; recipes" in out

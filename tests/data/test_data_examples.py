@@ -1,4 +1,4 @@
-"""The examples of every public data set run, on folders as the authors of the data lay them out."""
+"""The example of every public data set runs on a folder in the official layout."""
 
 from __future__ import annotations
 

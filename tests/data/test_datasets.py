@@ -1,4 +1,4 @@
-"""A split of any data module is a torch dataset. Oracle: what its data module loads, and pixels of the drawing."""
+"""A split of any data module is a torch dataset. Oracle: the module's samples, and the pixels of the drawing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lightning_idc.images.types import PairSample
 
 @pytest.fixture
 def spot(tmp_path: Path) -> Path:
-    """Spot-the-Diff as its authors lay it out, with three test pairs."""
+    """Spot-the-Diff in its official layout, with three test pairs."""
     (tmp_path / "annotations").mkdir()
     (tmp_path / "resized_images").mkdir()
     records = [{"img_id": str(number), "sentences": [f"car {number} left"]} for number in range(3)]

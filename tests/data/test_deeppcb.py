@@ -1,4 +1,4 @@
-"""DeepPCB. Oracle: the official annotation files, read here by themselves, and a board that is painted by hand."""
+"""DeepPCB. Oracle: the official annotation files, parsed by the test, and a board painted by the test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LINES = {  # per pair: x1 y1 x2 y2 type
 
 
 def mini(root: Path) -> Path:
-    """The official layout in small: 10 pairs to train and validate on, one to test on."""
+    """Write a small data set in the official layout: 10 training and validation pairs, one test pair."""
     names = [f"0000{number}" for number in range(1000, 1011)]
     (root / "group00001/00001").mkdir(parents=True)
     (root / "group00001/00001_not").mkdir()
@@ -48,7 +48,7 @@ def mini(root: Path) -> Path:
         for line in text.splitlines():
             x1, y1, x2, y2, _ = map(int, line.split())
             board[y1 + 2 : y2 - 2, x1 + 2 : x2 - 2] ^= 255
-        board[400:420, 400:420] ^= 255  # a difference that no annotation speaks of
+        board[400:420, 400:420] ^= 255  # a difference without an annotation
         Image.fromarray(board).convert("1").save(root / f"group00001/00001/{name}_test.png")
         (root / f"group00001/00001_not/{name}.txt").write_text(text)
     entry = "group00001/00001/{0}.jpg group00001/00001_not/{0}.txt"

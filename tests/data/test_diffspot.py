@@ -90,7 +90,7 @@ def test_change_without_mutations_has_type_change(tmp_path: Path) -> None:
 
 
 def test_a_correct_release_has_no_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It has test pairs only, and its unchanged ones have no caption."""
+    """A release has only test pairs, and its unchanged pairs have no caption."""
     diffspot(tmp_path / "d")
     assert main(["data", "check", "diffspot", "--root", str(tmp_path / "d")]) == 0
     assert capsys.readouterr().out.splitlines() == ["test: 3 pairs, 2 captions, images of 6x8", "no problems"]
@@ -106,7 +106,7 @@ def test_a_changed_pair_without_a_caption_is_a_problem(tmp_path: Path, capsys: p
 
 
 def result_of(folder: Path, root: Path, difficulty: Difficulty = "all") -> dict[str, Any]:
-    """What ShowResults writes about an untrained captioner under difference-list."""
+    """Return the metrics that ShowResults writes for an untrained captioner under the protocol difference-list."""
     shown = ShowResults(examples=0, report_pairs=0, protocol="difference-list")
     model = fit([], folder, TinyCaptioner(), max_steps=1)
     trainer = Trainer(callbacks=[shown], default_root_dir=folder, **QUIET)

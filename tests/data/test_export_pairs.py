@@ -1,4 +1,4 @@
-"""Exports of pairs: what was written is read back equal, by this library and by `datasets`."""
+"""Exported pairs are read back unchanged, by this library and by `datasets`."""
 
 from __future__ import annotations
 

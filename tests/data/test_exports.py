@@ -1,4 +1,4 @@
-"""What `lightning_idc.data` offers, and that asking for its name alone loads nothing heavy."""
+"""Names exported by `lightning_idc.data`; importing the package alone loads nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FolderPairs and its tables. Oracle: the files that the test wrote itself; fuzzing knows one error only, IDCError."""
+"""FolderPairs and its tables. Oracle: the files written by the test; fuzzed files raise only IDCError."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def captions(root: Path, split: str = "train", **options: Any) -> dict[str, list
     return {name: source.captions(index) for index, name in enumerate(source.ids)}
 
 
-# ---- tables as users have them ----------------------------------------------------------------------------------
+# ---- tables as users write them ---------------------------------------------------------------------------------
 
 PLAIN = [
     {"before": f"before/{i}.png", "after": f"after/{i}.png", "caption": f'caption {i}; \u00e4, "x"'} for i in range(3)
@@ -137,7 +137,7 @@ def test_two_folders_without_captions_allow_prediction_only(root: Path) -> None:
 
 
 def test_hidden_tables_are_ignored(root: Path) -> None:
-    """A Mac leaves a file ``._NAME`` of its own beside each."""
+    """macOS adds a file ``._NAME`` for each file NAME."""
     (root / "._captions.csv").write_bytes(b"\0\x05\x16\x07\xff")
     (root / "captions.csv").write_text(table("id,caption", [[f"{i}", f"caption {i}"] for i in range(10)]))
     assert captions(root) == {f"{i}": [f"caption {i}"] for i in range(10)}
@@ -160,7 +160,7 @@ def test_extension_of_caption_table_is_case_insensitive(root: Path, name: str) -
 
 
 def test_names_match_in_any_unicode_form(tmp_path: Path) -> None:
-    """A Mac writes é as e and an accent, most other systems as one letter."""
+    """macOS stores é as e and a combining accent, most other systems as one character."""
     apart, one = "caf\u0065\u0301", "caf\u00e9"
     image(tmp_path / f"before/{apart}.png", 1)
     image(tmp_path / f"after/{one}.png", 2)
@@ -234,7 +234,7 @@ def test_captions_in_a_cell(root: Path, text: str, expected: list[str]) -> None:
 
 @pytest.mark.parametrize("text", ["\"['a', 'b']\"", '"[""a"", 1]"', '"[""a"""', "['a']"])
 def test_python_list_literals_are_errors(root: Path, text: str) -> None:
-    """Data frames write lists so; taken as one caption they would be learned with their brackets."""
+    """Data frames write lists in this form; read as one caption, they would be learned with their brackets."""
     (root / "pairs.csv").write_text(f"before,after,captions\nbefore/1.png,after/1.png,{text}\n")
     with pytest.raises(DataError, match=r"line 2: (captions: not JSON .*double quotes|a caption is 1)"):
         captions(root)
@@ -319,7 +319,7 @@ def test_arguments_are_checked(options: dict[str, Any]) -> None:
         FolderPairs("x", **options)
 
 
-# ---- what may be wrong ----------------------------------------------------------------------------------------
+# ---- invalid tables and folders -------------------------------------------------------------------------------
 
 ROW = "before/1.png,after/1.png,text\n"
 BAD_TABLES = {
@@ -467,7 +467,7 @@ def test_several_tables_need_a_name(root: Path) -> None:
         captions(root, annotations="../a.csv")
 
 
-# ---- folders below, other kinds, links ------------------------------------------------------------------------
+# ---- subfolders, other file types, links ----------------------------------------------------------------------
 
 
 def test_subfolders_are_read_and_skipped_files_listed(root: Path) -> None:
@@ -572,7 +572,7 @@ def test_many_pairs_use_little_memory_shared_with_workers(tmp_path: Path) -> Non
     assert source.captions(29_999) == ["the cube number 29999 has moved"] and source.ids[12_345] == "pair 12345"
 
 
-# ---- whatever a file holds, only IDCError comes out ----------------------------------------------------------
+# ---- any content of a file raises only IDCError --------------------------------------------------------------
 
 strange = ["before/1.png", "after/1.png", "../a", "", "train", "a\0b", "\ud800", "x" * 300, '["a"', '["a", 1]']
 values = st.one_of(
@@ -589,7 +589,7 @@ objects = st.lists(st.dictionaries(names, values, max_size=9), max_size=4)
 
 
 def unquoted(rows: list[dict[str, Any]]) -> bytes:
-    """A CSV as someone writes who knows nothing of quotation marks."""
+    """Return a CSV without any quoting."""
     columns = ("before", "after", "id", "captions")
     lines = [",".join(str(row.get(column, "")) for column in columns) for row in rows]
     return "\n".join([",".join(columns), *lines]).encode("utf-8", "surrogatepass")
@@ -622,7 +622,7 @@ def test_only_data_errors_are_raised(root: Path, kind: str, raw: bytes) -> None:
 
 @pytest.mark.parametrize("sides", [("before", "after"), ("A", "B"), ("T1", "T2"), ("im1", "im2"), ("old", "new")])
 def test_folders_of_images_have_many_names(tmp_path: Path, sides: tuple[str, str]) -> None:
-    """The layouts of data sets of change detection; other names are an argument."""
+    """Folder names of change detection data sets are recognised; other names are an argument."""
     own = {} if sides != ("old", "new") else {"sides": sides}
     for name in ("0", "1"):
         for number, side in enumerate(sides):

@@ -25,7 +25,7 @@ def test_real_pairs(shared: Path, tmp_path: Path, name: str, form: str) -> None:
     shutil.copytree(folder, root)
     pairs: list[dict[str, Any]] = json.loads((root / "manifest.json").read_text())["pairs"]
     if form == "jsonl":
-        rows = [{key: value for key, value in p.items() if key != "split"} for p in pairs]  # others are not asked for
+        rows = [{key: value for key, value in p.items() if key != "split"} for p in pairs]  # other keys are ignored
         (root / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     else:
         cells = [(p, [json.dumps(p["captions"])] if form == "csv" else p["captions"]) for p in pairs]

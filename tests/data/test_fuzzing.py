@@ -1,4 +1,4 @@
-"""Fuzzing what reads files. Oracle: nothing but our own errors comes out, and no path outside the root."""
+"""Fuzzing of the file readers. Oracle: only errors of this library are raised, and no path leaves the root."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.errors import IDCError
 from lightning_idc.utils.jsonfiles import read_text
 
-# names that the parsers know, and what may stand where they expect something else
+# names that the parsers know, and values of types that they do not expect
 KNOWN = (
     *("img_id", "sentences", "uid", "img0", "img1", "img2", "sents", "images", "filename", "split"),
     *("raw", "tokens", "train", "val", "test", "0", "1", "path", "bbox", "color"),
@@ -65,7 +65,7 @@ QUICK = settings(
 
 
 def read(kind: type[Benchmark], root: Path) -> None:
-    """Everything up to the images, which are not there; paths that come out must lie below the root."""
+    """Read everything but the images, which do not exist, and check that all paths are below the root."""
     data = kind(root, official=False)
     try:
         records = data.records("train")
@@ -107,7 +107,7 @@ SOUND: dict[type[Benchmark], Any] = {
     BirdsToWords: [{"img1": "12", "img2": "13", "description": ["a", "bird"]}],
     InstructPix2Pix: [["0000001", ["12"]]],
 }
-# of CLEVR-Change, whose files must agree
+# files of CLEVR-Change, which must agree with each other
 CLEVR = {
     "splits.json": {"train": [0], "val": [], "test": []},
     "type_mapping.json": {"color": ["000000.png"]},
@@ -118,7 +118,7 @@ CLEVR = {
 
 
 def swapped(value: Any, position: int, other: Any) -> tuple[Any, int]:
-    """The value with its ``position``-th part, counted as written, exchanged; and how many parts are left to count."""
+    """Replace the ``position``-th part of a value, as written; also return how many parts are left to skip."""
     if position == 0:
         return other, -1
     position -= 1
@@ -200,7 +200,7 @@ def test_paths_stay_below_the_root(relative: str, tmp_path: Path) -> None:
         path = Root(root).file(relative, "fuzz")
     except IDCError:
         return
-    # a last part that is a link is caught when the folder is listed
+    # a link as the last component is detected when the folder is listed
     assert path.parent.resolve().is_relative_to(root.resolve()) and path.name not in ("", ".", "..")
 
 

@@ -1,4 +1,4 @@
-"""HuggingFaceTable with two images in one column, and in one tar. Oracle: the colours that were written."""
+"""HuggingFaceTable with two images in one column, and in one tar file. Oracle: the colours that were written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def png(red: int, green: int) -> bytes:
 
 
 def colours(path: Path, before: str, after: str, text: str = "text") -> tuple[list[int], list[int], list[str]]:
-    """Colours of both images of the second pair, and its captions."""
+    """Return the colours of both images of the second pair, and its captions."""
     sample = HuggingFaceTable(path, before, after, text, splits=TRAIN).pairs_of("train").load(1)
     return sample.before[:, 0, 0].tolist(), sample.after[:, 0, 0].tolist(), sample.captions
 
@@ -34,7 +34,7 @@ RIGHT = ([1, 0, 0], [1, 9, 0], ["pair 1"])
 
 @pytest.fixture
 def lists(tmp_path: Path) -> Path:
-    """A table as TRL has it, with both images in one column."""
+    """A table in the format of TRL, with both images in one column."""
     images = [[{"bytes": png(i, green), "path": None} for green in (0, 9)] for i in range(3)]
     features = {"images": datasets.List(datasets.Image()), "text": datasets.Value("string")}
     columns = {"images": images, "text": [f"pair {i}" for i in range(3)]}
@@ -54,7 +54,7 @@ def test_two_images_in_one_column(lists: Path) -> None:
 
 
 def test_fields_of_one_column(tmp_path: Path) -> None:
-    """Images in the fields of a dictionary, and a caption in the JSON of WebDataset."""
+    """Images in the fields of a dictionary, and a caption in a nested field, like in the JSON of WebDataset."""
     pair = {"before": datasets.Image(), "after": datasets.Image()}
     kinds = datasets.Features({"pair": pair, "note": {"text": datasets.Value("string")}})
     rows = [

@@ -1,4 +1,4 @@
-"""Samplers and loaders. Oracle: the same pairs loaded in the plainest way, one process and no workers."""
+"""Samplers and loaders. Oracle: the same pairs loaded in one process without workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class Numbers(PairSource):
-    """Pair i is filled with i, but for one pixel that tells its id."""
+    """Pair i is filled with i, except for one pixel that encodes its id."""
 
     def __init__(self, ids: list[str]) -> None:
         self.ids = ids
@@ -43,7 +43,7 @@ class Numbers(PairSource):
 
 
 def noisy(sample: PairSample, generator: torch.Generator) -> PairSample:
-    """Makes every visit to a pair tell its seed."""
+    """Write a drawn number into the captions, so that a sample shows its seed."""
     number = int(torch.randint(1_000_000, (), generator=generator))
     return replace(sample, captions=[f"{sample.id} drew {number}"])
 
@@ -61,7 +61,7 @@ class Counting(PairDataModule):
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_group_by_size_gives_steps_of_one_size(world: int) -> None:
-    """Three sizes, dealt evenly: within a window all but the steps at the borders are of one size."""
+    """With three equally frequent image sizes, all pairs of a step have one size."""
     sizes = [((8, 8), (8, 16), (32, 8))[index % 3] for index in range(72)]
 
     def steps(epoch: int, skip: int = 0, shuffle: bool = True) -> list[list[int]]:
@@ -84,7 +84,7 @@ def test_group_by_size_gives_steps_of_one_size(world: int) -> None:
 
 
 class Lengths(Numbers):
-    """One caption a pair, of 3 to 42 words."""
+    """One caption of 3 to 42 words per pair."""
 
     def captions(self, index: int) -> list[str]:
         return [" ".join(["word"] * (3 + 17 * index % 40))]
@@ -96,7 +96,7 @@ class Long(Counting):
 
 
 def padded(data: PairDataModule, epoch: int = 0) -> tuple[list[list[str]], float]:
-    """Ids of each step of an epoch, and the share of its words that would be padding."""
+    """Return the ids of each step of an epoch, and the fraction of word positions that would be padding."""
     loader = data.train_dataloader()
     loader.pair_sampler.set_epoch(epoch)
     source = data.pairs_of("train")
@@ -114,7 +114,7 @@ def test_group_by_length_gives_steps_of_similar_length() -> None:
     assert little < 0.03 < 0.3 < much
     assert sorted(id for step in first for id in step) == sorted(data.pairs_of("train").ids)
     assert first != second and first == padded(data)[0]
-    # a step of two processes together holds what one process sees in a step of twice the size
+    # a step of two processes holds the same pairs as a step of one process with twice the batch size
     lengths = [len(data.pairs_of("train").captions(index)[0].split()) for index in range(160)]
 
     def steps(rank: int, world: int) -> list[list[int]]:
@@ -125,7 +125,7 @@ def test_group_by_length_gives_steps_of_similar_length() -> None:
 
     for whole, own, other in zip(steps(0, 1), steps(0, 2), steps(1, 2), strict=True):
         assert sorted(whole) == sorted(own + other)
-    # an evaluation keeps its order
+    # evaluation keeps the order of the source
     test = [id for batch in data.test_dataloader() for id in batch["ids"]]
     assert test == list(data.pairs_of("test").ids)
     with pytest.raises(ConfigError, match="exclude each other"):
@@ -179,7 +179,7 @@ def test_resuming_in_the_middle_of_an_epoch(stop: int, workers: int) -> None:
     second.load_state_dict(state)
     rest = seen(second)
     before = [[c for captions in batch["captions"] for c in captions] for batch in served]
-    assert before + rest == whole[1] if stop < 5 else rest == whole[1]  # a finished epoch starts whole
+    assert before + rest == whole[1] if stop < 5 else rest == whole[1]  # after a whole epoch, a new one starts
     second.pair_sampler.set_epoch(2)
     assert seen(second) == whole[2]
 
@@ -198,7 +198,7 @@ def test_ranks_interleave_to_the_order_of_one_process(size: int, world: int, shu
 
 @pytest.mark.parametrize("size", [8, 24, 26])
 def test_keep_together_puts_a_group_into_one_step(size: int) -> None:
-    """Both pairs of a scene, whatever the number of processes; together they see in a step what one process sees."""
+    """Both pairs of a scene are in one step, and several processes together see the steps of one process."""
 
     def sampler(rank: int, world: int) -> PairSampler:
         made = PairSampler(size, True, seed=5, rank=rank, world_size=world)
@@ -270,6 +270,6 @@ IMAGE = torch.zeros(3, 2, 2, dtype=torch.uint8)
     ],
 )
 def test_invalid_pair_is_an_error(options: dict[str, Any], says: str) -> None:
-    """A text is a sequence, too: of letters, which a captioner would learn as its words."""
+    """A string is also a sequence, of letters, which a captioner would learn as words."""
     with pytest.raises(DataError, match=says):
         PairSample(**{"id": "one", "before": IMAGE, "after": IMAGE, "captions": [], **options})

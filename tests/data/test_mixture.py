@@ -1,4 +1,4 @@
-"""Mixtures and tables. Oracle: shares worked out by hand, and tables written with `datasets` from known pairs."""
+"""Mixtures and tables. Oracle: shares calculated by hand, and tables written with `datasets` from known pairs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_parts_have_their_fraction_and_repeat_only_after_all_pairs(tmp_path: Pat
         assert max(own) - min(own) <= 1
         assert drawn(data, epoch) == names
     assert drawn(data, 0) != drawn(data, 1)
-    # 20 draws of the 10 large ones in 5 epochs
+    # in 5 epochs, the 10 large pairs are drawn 20 times
     assert {count for name, count in seen.items() if name.startswith("large")} == {2}
 
 
@@ -218,7 +218,7 @@ def test_table_fingerprint_covers_image_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["train.csv", "data/train-00000.csv"])
 def test_csv_cells_are_text(tmp_path: Path, name: str) -> None:
-    """pandas takes "None" and "NA" for nothing, and 007 for 7."""
+    """Cells are read as text, unlike in pandas, which reads "None" and "NA" as missing and 007 as 7."""
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     rows = ["007,None,NA,1.5", "008,n/a,x,", "009,12,null,2", "010,,x,3", "011,a cup,,4"]

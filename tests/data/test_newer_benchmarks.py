@@ -1,4 +1,4 @@
-"""Readers of the benchmarks of 2024 to 2026. Oracle: files that the test writes in the layout of each release."""
+"""Readers of the benchmarks of 2024 to 2026. Oracle: files written by the test in the layout of each release."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_rscc(tmp_path: Path) -> None:
 
 
 def test_rscc_test_list_must_name_existing_pairs(tmp_path: Path) -> None:
-    """Otherwise they would be trained on."""
+    """A name of the test list without a pair is an error, since the pair it should name would be trained on."""
     rscc(tmp_path)
     (tmp_path / "test.txt").write_text("EBD/5_pre.png\r\n/data/EBD/6_pre.png\r\nEBD/7_post.png\r\n")
     message = (

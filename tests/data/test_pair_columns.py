@@ -34,7 +34,7 @@ def test_files_with_undecodable_names_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["named", "no ids", "in quotes", "a caption a row", "a caption a column"])
 def test_table_reading_is_vectorised(tmp_path: Path, form: str) -> None:
-    """A million pairs then take a million times what one takes: nothing grows that is made once per pair."""
+    """Reading a table makes fewer than 0.1 Python calls per pair, or 8 if the files of a folder are listed."""
 
     def calls(pairs: int) -> int:
         root = tmp_path / str(pairs)
@@ -69,6 +69,6 @@ def test_table_reading_is_vectorised(tmp_path: Path, form: str) -> None:
             sys.setprofile(None)
         return count
 
-    calls(10)  # modules are imported
+    calls(10)  # warm-up: imports modules
     more = (calls(4000) - calls(1000)) / 3000
     assert more < (8 if form == "no ids" else 0.1), f"{more:.1f} calls a pair"  # files of a folder are listed

@@ -1,4 +1,4 @@
-"""Preferences of one's own, in the layouts that TRL, ms-swift and plain tables have."""
+"""Preference pairs of users, in the layouts of TRL, ms-swift and plain tables."""
 
 from __future__ import annotations
 

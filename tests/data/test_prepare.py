@@ -1,4 +1,4 @@
-"""Preparing benchmarks. Oracle: a server of our own that sends files, web pages and half files."""
+"""Preparing benchmarks. Oracle: a local server that sends files, web pages and truncated files."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_truncated_encrypted_and_unknown_archives_give_advice(tmp_path: Path) ->
     whole = zipped(tmp_path / "whole.zip", {"a": b"x" * 999}).read_bytes()
     locked = bytearray(whole)
     for magic, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        locked[locked.index(magic) + place] |= 1  # the bit that says that a member is encrypted
+        locked[locked.index(magic) + place] |= 1  # the flag of an encrypted member
     for content, message in (
         (whole[:200], r"is an incomplete zip archive: the download stopped, or it is one of several parts.*join"),
         (bytes(locked), r"contains the password-protected file 'a'; unpack it by hand below .*root"),

@@ -1,4 +1,4 @@
-"""The ray tracer against projection and brute-force geometry done by hand, and against its twin in torch."""
+"""The ray tracer. Oracle: projection and brute-force geometry by hand, and a second implementation in torch."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_image_depends_on_its_scene_only(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("height", "width"), [(96, 96), (60, 80)])
 def test_sphere_covers_its_projected_cone(backend: str, height: int, width: int) -> None:
-    """Oracle: a ray meets a ball when its angle to the ball's centre is below asin(radius / distance)."""
+    """Oracle: a ray hits a sphere if its angle to the sphere's centre is below asin(radius / distance)."""
     position = np.array([1.0, -0.8, 0.7])
     _, seen = drawn([scene(thing(x=1.0, y=-0.8), camera=FRONT)], height, width, backend)
     focal = 1 / math.tan(math.radians(20))
@@ -116,7 +116,7 @@ def test_sphere_covers_its_projected_cone(backend: str, height: int, width: int)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes_agree_with_ray_marching(backend: str, shape: str) -> None:
-    """Oracle: membership of points stepped along each ray."""
+    """Oracle: whether any of the points sampled along a ray is inside the shape."""
     what = thing(shape, rotation=0.5)
     camera = Camera((6.0, -2.0, 3.0), (0.0, 0.0, 0.5), 30.0)
     _, seen = drawn([scene(what, camera=camera)], 48, 48, backend)
@@ -242,7 +242,7 @@ def test_invalid_scenes_are_errors(arguments: dict, kind: type[IDCError], named:
 
 
 def test_compiles_where_no_cache_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy on disk is a convenience: where numba finds no writable folder it must not stop anyone."""
+    """Without a writable folder for its cache, numba still compiles."""
     caching = pytest.importorskip("numba.core.caching")
     from lightning_idc.utils.compiled import compiled
 

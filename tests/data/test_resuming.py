@@ -1,4 +1,4 @@
-"""Data in a Trainer. Oracle: a run that nothing interrupts, and one process that loads everything."""
+"""Data in a Trainer. Oracle: an uninterrupted run, and one process that loads everything."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRANSFORMS = Compose([Flip(), RandomCrop(0.5), Jitter()])
 
 
 class Grey(PairSource):
-    """Pairs of grey images with one bright column, by which a flip can be told."""
+    """Pairs of grey images with one bright column, which reveals a flip."""
 
     def __init__(self, size: int) -> None:
         self.ids = [f"pair-{index}" for index in range(size)]
@@ -54,7 +54,7 @@ class GreyPairs(PairDataModule):
 
 
 class Watching(LightningModule):
-    """Learns one number from the pixels and notes which pairs it saw."""
+    """Fits one parameter to the pixels and records the ids of the pairs in each batch."""
 
     def __init__(self, steps: int = 18) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Watching(LightningModule):
 
 
 class Scheduled(Watching):
-    """Asks how many steps there will be, as every schedule does; Lightning makes the loader then, before resuming."""
+    """Queries the number of steps, as every schedule does, so Lightning creates the loader before it resumes."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         assert self.trainer.estimated_stepping_batches == self.steps
@@ -99,7 +99,7 @@ class BreakOff(Callback):
 @pytest.mark.parametrize("kind", [Watching, Scheduled])
 @pytest.mark.parametrize(("step", "workers"), [(4, 0), (4, 1), (6, 0), (9, 0), (9, 1)])
 def test_a_resumed_run_sees_the_same_batches(tmp_path: Path, step: int, workers: int, kind: type[Watching]) -> None:
-    """6 batches per epoch: in the middle of the first, after its last batch, and in the middle of the second."""
+    """Stop in the middle of the first epoch of 6 batches, after its last batch, and in the middle of the second."""
 
     def data() -> GreyPairs:
         return GreyPairs(batch_size=4, num_workers=workers, transform=TRANSFORMS)
@@ -122,7 +122,7 @@ def test_a_resumed_run_sees_the_same_batches(tmp_path: Path, step: int, workers:
 @pytest.mark.parametrize("kind", [Watching, Scheduled])
 @pytest.mark.parametrize("step", [3, 5, 6])
 def test_resuming_with_limit_train_batches(tmp_path: Path, step: int, kind: type[Watching]) -> None:
-    """3 of 6 batches per epoch: after those of the first, in the middle of the second, and after its last one."""
+    """With 3 of 6 batches per epoch, resume after the first epoch, within the second, and after the second."""
     options: dict[str, Any] = dict(num_sanity_val_steps=0, limit_train_batches=3, **QUIET)
     straight, second = kind(9), kind(9)
     keep = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
@@ -138,7 +138,7 @@ def test_resuming_with_limit_train_batches(tmp_path: Path, step: int, kind: type
     [(8, "8 pairs of that epoch are skipped"), (2, "4 pairs of that epoch are repeated"), (12, "8 .* repeated")],
 )
 def test_changed_step_size_within_an_epoch_warns(batch_size: int, says: str) -> None:
-    """Lightning counts steps, so the position in the epoch is another one: 2 steps of 4 pairs of 23 were taken."""
+    """Lightning counts steps, so the position in the epoch changes; 2 steps of 4 pairs of 23 were taken."""
     before, after = (GreyPairs(batch_size=size).loader("train") for size in (4, batch_size))
     batches = iter(before)
     next(batches), next(batches)
@@ -176,7 +176,7 @@ def loader(workers: int = 0, batch: int = 4, rank: int = 0, world: int = 1) -> P
 
 
 def test_cached_samples_are_not_modified() -> None:
-    """A sample that a source keeps and gives again must not be drawn in evaluation."""
+    """A sample that a source caches and returns again is not modified by drawing captions."""
 
     class Kept(Grey):
         def __init__(self) -> None:
@@ -210,11 +210,11 @@ def test_persistent_workers_give_equal_images() -> None:
             seeds += one["seeds"]
         processes.add(tuple(worker.pid for worker in helped._iterator._workers))  # type: ignore[union-attr]
     assert len(processes) == 1
-    assert len(set(seeds)) == 3 * 24  # every visit draws anew
+    assert len(set(seeds)) == 3 * 24  # every visit has its own seed
 
 
 def test_two_processes_load_the_pixels_of_one() -> None:
-    """A batch of 4 is what two processes with batches of 2 load together, interleaved."""
+    """Batches of 2 from two processes, interleaved, equal the batches of 4 of one process."""
     ranks = [epoch_of(loader(batch=2, rank=rank, world=2), 2) for rank in range(2)]
     for whole, *parts in zip(epoch_of(loader(), 2), *ranks, strict=True):
         assert torch.equal(torch.stack([part["images"] for part in parts], 1).flatten(0, 1), whole["images"])
@@ -222,7 +222,7 @@ def test_two_processes_load_the_pixels_of_one() -> None:
 
 
 def test_seeds_of_adjacent_samples_differ() -> None:
-    """Generators seeded with neighbouring numbers must not draw alike."""
+    """Seeds of neighbouring samples give independent draws."""
     bits = [(sample_seed(0, 0, i) ^ sample_seed(0, 0, i + 1)).bit_count() for i in range(2000)]
     assert 29 < sum(bits) / 2000 < 34  # half of 63
     draws = torch.stack(

@@ -58,7 +58,7 @@ def test_fraction_of_replaced_words(share: float) -> None:
             pairs = list(zip(clean.split(), noisy.split(), strict=True))
             assert sum(first != second for first, second in pairs) == round(share * 10)
     assert source.captions(0) == source.load(0).captions == source.captions(0)
-    assert source.captions(0) != source.captions(1)  # the id decides
+    assert source.captions(0) != source.captions(1)  # the id is the seed
 
 
 def test_replacements_are_uniform_over_other_words() -> None:
@@ -71,13 +71,13 @@ def test_replacements_are_uniform_over_other_words() -> None:
 
 @pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
 def test_noise_deviation_by_severity(severity: Severity) -> None:
-    # dark enough on the scale that little is cut off at 0 and 255
+    # few values of a middle grey are clipped at 0 and 255
     sample = Corrupted(Fixed(grey(128, 200), [["x"]]), GaussianNoise(severity), None).load(0)
     values = sample.before.double().flatten()
     middle = values[(values > 0) & (values < 255)]
     deviation = 255 * NOISE[severity - 1]
     expected = torch.distributions.Normal(127.5, deviation)
-    # shares below fixed values, where nothing is cut off
+    # fractions below fixed values, where nothing is clipped
     for bound in (64, 128, 192):
         share = float((values < bound).double().mean())
         assert abs(share - float(expected.cdf(torch.tensor(float(bound) - 0.5)))) < 0.01
@@ -170,7 +170,7 @@ def test_vague_captions_replace_those_of_changed_pairs_only() -> None:
         vague.captions(["a cube moved", "a ball went away"], list, generator) for generator in generators
     ]
     replaced = [own for own in captions_by_seed if own != ["a cube moved", "a ball went away"]]
-    # 300 coins of 0.6; 4.5 standard deviations are 0.13
+    # 300 draws with probability 0.6; 4.5 standard deviations are 0.13
     assert abs(len(replaced) / 300 - 0.6) < 0.13
     assert {text for own in replaced for text in own} == set(vague.sentences)
     assert all(len(own) == len(set(own)) for own in replaced)

@@ -1,4 +1,4 @@
-"""Readers of satellite captions with masks and of radiographs. Oracle: the files that the test wrote itself."""
+"""Readers of satellite captions with masks and of radiographs. Oracle: the files written by the test."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_questions_on_tmp_path(tmp_path: Path) -> None:
         assert len(source) == 1, "only questions on the difference"
         pair = source.load(0)
         assert pair.captions == [f"difference of {split}"] and pair.meta["question"] == "what difference?"
-        # the reference study is the first image, to whose size the second one is scaled
+        # the reference study is the first image; the second is scaled to its size
         assert pair.before.float().mean() < 10 < pair.after.float().mean() and pair.before.shape == (3, 11, 8)
     assert data.protocol == "coco"
     both = MedicalDiffVQA(tmp_path, kinds=["difference", "view"]).pairs_of("test")

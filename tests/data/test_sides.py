@@ -1,4 +1,4 @@
-"""Left and right in captions. Oracle: sentences swapped by hand, in the manner of the public benchmarks."""
+"""Left and right in captions. Oracle: sentences swapped by hand, in the style of the public benchmarks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_swapping_twice_restores_the_text(text: str) -> None:
 
 
 def test_real_sentences(shared: Path) -> None:
-    """Spot-the-Diff: every sentence survives two swaps, and a verb or a picture's name is never exchanged."""
+    """Two swaps restore each Spot-the-Diff sentence; the verb "left" and names such as "left image" are not swapped."""
     path = shared / "realdata/annotations/spot_the_diff/val.json"
     if not path.is_file():
         pytest.skip("the annotations of Spot-the-Diff are not beside this checkout")

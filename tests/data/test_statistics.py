@@ -15,7 +15,7 @@ def test_counts_by_hand() -> None:
     assert (statistics.pairs, statistics.captions) == (3, 3)
     assert statistics.words == 6 + 2 + 21
     assert statistics.sentences == 2 + 1 + 1
-    # the cube moved nothing else did no change a dog
+    # the vocabulary: the cube moved nothing else did no change a dog
     assert statistics.vocabulary == 10
     assert statistics.long_captions == 1
     rows = dict(statistics.rows())

@@ -1,4 +1,4 @@
-"""Planted counterfactuals. Oracle: the truth of the scene, read by the grammar rather than by the writer."""
+"""Planted counterfactual captions. Oracle: the ground truth of the scene, judged by the grammar, not by the writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading captions, and judging them. Oracle: sentences written by hand, and hand-made scenes."""
+"""Parsing and judging captions. Oracle: sentences written by hand, and scenes made by hand."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_british_spelling_is_equivalent() -> None:
 
 
 def truth_of(mode_module, name: str, kind: str, seed: int = 0):
-    """Truth of the first pair of a kind; nothing is drawn, so boxes are empty."""
+    """Return the first pair of a kind and its ground truth; nothing is rendered, so boxes are empty."""
     key = Key(name, "train", 1000, 64, 64, seed, mode_module.WORLD)
     for index in range(1000):
         pair = draw_pair(key, index)
@@ -140,7 +140,7 @@ def test_other_true_relation_is_correct() -> None:
             for words in ("left of", "right of", "in front of", "behind"):
                 caption = f"the {claim.thing.phrase()} that is {words} the {named.phrase()} disappeared"
                 verdicts.append(change_accuracy(caption, truth)["relation_correct"])
-    # of left and right, and of front and behind, at most one each holds
+    # at most one of left and right, and at most one of front and behind, is true
     assert 0 < sum(verdicts) <= len(verdicts) / 2
 
 

@@ -1,4 +1,4 @@
-"""Rendered pairs: truth against the pictures, the cache on disk, the data module. Oracle: brute force over pixels."""
+"""Rendered pairs: ground truth against images, the cache on disk, the data module. Oracle: brute force over pixels."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_objects_have_a_minimum_visible_fraction(source: SyntheticSource) -> Non
             shapes = outlines(scene.things, view_of(scene.camera))
             for thing, (half_width, half_height) in enumerate(shapes.half):
                 box_area = 4 * half_width * half_height * 48 * 48
-                assert (seen == thing).sum() > 0.2 * box_area  # alone, a thing fills about three quarters of its box
+                assert (seen == thing).sum() > 0.2 * box_area  # an object that is not hidden fills about 3/4 of its box
 
 
 def test_outlines_agree_with_the_renderer(source: SyntheticSource) -> None:
-    """Projection of the scene code against the renderer's maps: is each shape drawn as that shape, in its place?"""
+    """The outlines projected by the scene code agree with the renderer's object maps, for each shape."""
     errors: dict[str, list[float]] = {}
     for index in range(len(source)):
         pair = draw_pair(source.key, index)
@@ -92,7 +92,7 @@ def test_outlines_agree_with_the_renderer(source: SyntheticSource) -> None:
                 middle, half = shapes.centre[thing], shapes.half[thing]
                 expected = np.concatenate([middle - half, middle + half])
                 errors.setdefault(plain["shape"], []).append(np.abs(expected * 48 - plain["box"]).max())
-    assert all(np.median(values) < 0.8 for values in errors.values())  # pixels; what is partly hidden has a smaller box
+    assert all(np.median(values) < 0.8 for values in errors.values())  # pixels; hidden parts make boxes smaller
 
 
 def test_distractors_change_pixels_but_not_objects(root: Path) -> None:
@@ -133,7 +133,7 @@ def test_cell_label_is_the_object_with_most_pixels(source: SyntheticSource) -> N
     for index in range(0, 12):
         image, labels = dataset[index]
         assert image.dtype == torch.uint8 and labels.shape == (4, 8, 8) and labels.dtype == torch.int64
-        assert torch.equal(dataset[index][1], labels)  # the kept labels
+        assert torch.equal(dataset[index][1], labels)  # the cached labels
         seen = source.seen[index // 2][index % 2]
         things = source.ground_truth(index // 2)["after" if index % 2 else "before"]["things"]
         for row in range(8):

@@ -1,4 +1,4 @@
-"""Scenes, changes and captions, without drawing anything. Oracle: the scenes themselves, in world coordinates."""
+"""Scenes, changes and captions, without rendering. Oracle: the scenes themselves, in world coordinates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reports() -> list[ScenePair]:
 
 
 def chi_square(counts: Counter[str], words: tuple[str, ...]) -> float:
-    """Statistic against equal shares, per degree of freedom: about 1 for a fair draw."""
+    """Return the chi-square statistic against equal shares, per degree of freedom: about 1 for a fair draw."""
     mean = sum(counts[word] for word in words) / len(words)
     return sum((counts[word] - mean) ** 2 / mean for word in words) / (len(words) - 1)
 
@@ -111,7 +111,7 @@ def test_captions_refer_to_a_unique_object(mode: str) -> None:
             assert len(anchors) == 1 and (mode != "clevr_wide" or len(alike) > 1)
             fitting = [thing for thing in alike if related(view, thing, claim.relation, anchors[0], 0.0)]
             assert fitting == [scene.things[index[0]]]
-    assert twins > 10  # pairs in which only the relation tells which one
+    assert twins > 10  # pairs in which only the relation identifies the object
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_claims_of_reports_hold_in_the_scenes(reports: list[ScenePair]) -> None:
 
 
 def _moved(claim, scenes) -> bool:
-    """Where the second camera stands as the first one sees it, against jitter of at most 0.3 in each coordinate."""
+    """Return whether the second camera moved as claimed in the first view; jitter is at most 0.3 per coordinate."""
     view = view_of(scenes[0].camera)
     (x, y, z), (u, v, w) = scenes[0].camera.position, scenes[1].camera.position
     right = (u - x) * view.right[0] + (v - y) * view.right[1]
@@ -302,7 +302,7 @@ FONT = {
 
 
 def _spelled(dots: list[SceneObject], camera: Camera) -> str | None:
-    """Read dots as the camera does: rows from far to near, columns from left to right."""
+    """Return the letter that the dots form in the camera's view: rows from far to near, columns from left to right."""
     view = view_of(camera)
     positions = [
         (thing.x * view.right[0] + thing.y * view.right[1], thing.x * view.behind[0] + thing.y * view.behind[1])

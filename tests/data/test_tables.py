@@ -36,7 +36,7 @@ def test_text_is_read_as_written(tmp_path: Path, delimiter: str, quoting: Any, e
     raw = (text.getvalue() + end + delimiter * 2 + end).encode("utf-8-sig")
     (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
     assert cells_of(tmp_path / name) == ROWS
-    assert read_table(tmp_path / name).lines.tolist() == [2, 4, 5]  # a text may go over lines
+    assert read_table(tmp_path / name).lines.tolist() == [2, 4, 5]  # a cell may span lines
     columns, rows = read_rows(tmp_path / name)
     assert [columns, *(list(row.values.values()) for row in rows)] == [NAMES, *ROWS]
     assert rows[1].where == f"{tmp_path / name}, line 4"
@@ -77,7 +77,7 @@ def test_csv_rows_equal_python_csv(
         try:
             expected = list(csv.reader(io.StringIO(content, newline=""), strict=True))
         except csv.Error:
-            expected = [[]]  # pyarrow may be more tolerant, but swallows no row
+            expected = [[]]  # pyarrow may accept more, but must not lose a row
         expected = [row for row in expected[1:] if any(map(str.strip, row))]
         (tmp_path / "t.csv").write_bytes(content.encode())
         try:

@@ -1,4 +1,4 @@
-"""Transforms of pairs. Oracle: a picture that is painted from its own boxes, before or after the transform."""
+"""Transforms of pairs. Oracle: an image that is painted from its own boxes, before or after the transform."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOX = (8.0, 4.0, 24.0, 20.0)
 
 
 def painted(width: int = 64, height: int = 48) -> PairSample:
-    """White in the box and black elsewhere, on both sides."""
+    """Return a pair that is white inside the box and black elsewhere, on both sides."""
     mask = torch.zeros(height, width, dtype=torch.bool)
     x1, y1, x2, y2 = map(int, BOX)
     mask[y1:y2, x1:x2] = True
@@ -98,7 +98,7 @@ def test_window_is_around_a_hard_negative() -> None:
     assert sample.boxes is not None
     before = torch.zeros_like(sample.before)
     after = before.clone()
-    after[:, 4:11, 48:55] = 255  # holds a block of four pixels a side wherever it lies
+    after[:, 4:11, 48:55] = 255  # contains a whole 4 x 4 block of the grid at any offset
     after[:, 40:43, 50:53] = 255  # too thin
     other = replace(sample, before=before, after=after, boxes=torch.full((1, 2, 4), torch.nan))
     seen = [CropToChange(12, 0.0, 1.0)(other, seeded(seed)) for seed in range(8)]
@@ -164,7 +164,7 @@ def test_flip_probability() -> None:
 
 
 def test_box_outside_the_crop_is_nan() -> None:
-    """Oracle: what is left of the white box in the cropped picture."""
+    """Oracle: whether any of the white box is left in the cropped image."""
     seen = set()
     for seed in range(60):
         cropped = RandomCrop(0.3)(painted(), seeded(seed))
@@ -184,7 +184,7 @@ def test_small_change_survives_mask_downscaling(size: tuple[int, int]) -> None:
         assert small is not None and small.dtype == torch.bool
         rows, columns = torch.where(small[0])
         assert len(rows), f"the change at {x} is lost"
-        # the pixels that hold it lie where it lay
+        # the pixels of the mask are at the position of the change
         assert (rows * 48 < 18 * size[0]).all() and ((rows + 1) * 48 > 17 * size[0]).all()
         assert (columns * 64 < (x + 1) * size[1]).all() and ((columns + 1) * 64 > x * size[1]).all()
 

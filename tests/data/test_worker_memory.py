@@ -1,4 +1,4 @@
-"""Memory of a loader's worker while it reads the largest pictures that are let in, and the first that are not."""
+"""Memory of a loader's worker while it reads images of the maximum size, and one that is just too large."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOUND = 1.5
 
 
 def write(path: Path, width: int, height: int, depth: int, colour: int, channels: int) -> None:
-    """A PNG of one value, which takes a few kilobytes."""
+    """Write a PNG of one value, which compresses to a small file."""
     packer, row = zlib.compressobj(1), b"\0" + b"\x55" * (width * channels * depth // 8)
     data = b"".join([*(packer.compress(row) for _ in range(height)), packer.flush()])
     peak = b"\x89PNG\r\n\x1a\n"
@@ -36,7 +36,7 @@ def status(name: str) -> float:
 
 
 class Reads(Dataset[float]):
-    """How many GiB reading a picture adds at its peak to what a worker has."""
+    """Measures by how many GiB reading an image raises the peak memory of a worker, negated if the image is refused."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

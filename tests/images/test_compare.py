@@ -1,4 +1,4 @@
-"""Comparisons by stored values: what no rendering may hide, and what does not count."""
+"""Comparisons by stored values: changes that rendering would hide count, and invisible ones do not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def logo(x: int, grey: int) -> Image.Image:
         (Image.new("RGBA", SIZE, (255, 255, 255, 255)), Image.new("RGBA", SIZE, (255, 255, 255, 0)), 384),
         (Image.new("RGBA", SIZE, (0, 0, 0, 0)), Image.new("RGBA", SIZE, (9, 200, 3, 0)), 0),  # both invisible
         (logo(2, 255), logo(2, 255), 0),
-        (Image.new("L", SIZE, 7), Image.new("RGB", SIZE, (7, 7, 7)), 0),  # grey is three equal bands
+        (Image.new("L", SIZE, 7), Image.new("RGB", SIZE, (7, 7, 7)), 0),  # grey equals three equal bands
         (Image.new("RGB", SIZE, (7, 7, 7)), Image.new("RGBA", SIZE, (7, 7, 7, 255)), 0),
         (Image.new("RGB", SIZE), Image.new("RGB", (24, 15)), 384),
     ],

@@ -1,4 +1,4 @@
-"""Files that other programs wrote, format by format: stored values and marks against the arrays that were written.
+"""Files of other programs, format by format: stored values and masks against the arrays that were written.
 
 fixtures/images/README.md names the program and version of every file.
 """
@@ -32,7 +32,7 @@ COLOUR = RGB[:, 5, 6]
 IS_COLOUR = (COLOUR[:, None, None] == RGB).all(0)
 SOFT_16 = SOFT.astype(np.uint16) * 257
 
-# file: values, bits, greatest difference that a lossy file may have
+# file: values, bits, maximum difference of a lossy file
 VALUES: dict[str, tuple[np.ndarray, int, int]] = {
     "imagemagick_rgba.png": (RGB, 8, 0),
     "netpbm_rgb16.png": (DEEP_RGB, 16, 0),
@@ -116,7 +116,7 @@ def test_stored_opacity(name: str, alpha: np.ndarray, error: int) -> None:
     assert np.abs(stored.astype(int) - alpha).max() <= error
 
 
-# file: values of the pixels that are there, what stands for the others
+# file: values of the valid pixels, the value that marks the others
 MISSING: dict[str, tuple[np.ndarray, float | None]] = {
     "gdal_dem_max.tif": (DEM[None], -3.4028234663852886e38),
     "gdal_dem_9999.tif": (DEM[None], -9999),
@@ -203,7 +203,7 @@ def test_jpeg_tiles_with_a_mask() -> None:
 
 @pytest.mark.parametrize("name", ["gdal_mask_rgb.jpg", "gdal_mask_grey.jpg"])
 def test_a_mask_after_the_end_of_a_jpeg(name: str, tmp_path: Path) -> None:
-    """GDAL's JPEG driver appends it; the grey file has 13 x 11 pixels, so that rows end within bytes."""
+    """GDAL's JPEG driver appends the mask; the grey file has 13 x 11 pixels, so its rows end within bytes."""
     gap = GAP
     if name == "gdal_mask_grey.jpg":
         gap = np.zeros((11, 13), bool)
@@ -230,7 +230,7 @@ def test_colours_are_converted_to_srgb(name: str) -> None:
 
 
 def test_the_profile_of_a_jpeg2000_is_that_of_its_colour_box(tmp_path: Path) -> None:
-    """The box is exchanged here, since no program at hand writes a profile: for 8 bits and for 10."""
+    """The box is replaced by the test for 8 and 10 bits, since no available program writes a profile."""
     profile = decode(FILES / "imagemagick_adobe.png").profile
     assert profile is not None
     for name in ("openjpeg_rgb8.jp2", "openjpeg_rgb10.jp2"):
@@ -367,7 +367,7 @@ def test_kinds_of_tiff_that_are_not_images(images: list[Any], kind: str) -> None
 
 
 def test_the_image_below_a_preview_and_a_mask_without_subfile_type() -> None:
-    """Written by tifffile: the preview is page 0, the image its SubIFD."""
+    """In files written by tifffile, the preview is page 0, and the image its SubIFD."""
     raw = decode(_tiff(PREVIEW, (RGB.transpose(1, 2, 0).copy(), {"photometric": "rgb"})))
     np.testing.assert_array_equal(raw.values, RGB)
     raw = decode(_tiff((DEEP, {}), (~GAP, {"photometric": 4}), (DEEP, {}), (GAP, {"photometric": 4})), page=1)
@@ -375,7 +375,7 @@ def test_the_image_below_a_preview_and_a_mask_without_subfile_type() -> None:
 
 
 def _png(bits: int, colour_type: int, values: np.ndarray, *chunks: tuple[bytes, bytes]) -> bytes:
-    """A PNG by its specification; values ``(H, W)`` or ``(H, W, 3)`` of at most 8 bits."""
+    """Return a PNG written by its specification, with values ``(H, W)`` or ``(H, W, 3)`` of at most 8 bits."""
     rows = [np.unpackbits(row.reshape(-1, 1), 1)[:, 8 - bits :] for row in values]
     data = zlib.compress(b"".join(b"\0" + np.packbits(row).tobytes() for row in rows))
     header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], bits, colour_type, 0, 0, 0)
@@ -455,7 +455,7 @@ def test_truncated_files_are_errors(name: str, tmp_path: Path) -> None:
 
 
 def test_scale_and_offset_of_bands_are_applied() -> None:
-    """Those of rasterio (`scales`, `offsets`); nodata is as stored."""
+    """Scales and offsets equal those of rasterio (`scales`, `offsets`); nodata is a stored value."""
     raw = decode(FILES / "rasterio_scaled.tif")
     stored = BANDS[:2].astype(np.float64)
     expected = stored * np.array([0.5, 0.25])[:, None, None] + np.array([-100.0, 3.0])[:, None, None]

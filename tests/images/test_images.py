@@ -1,4 +1,4 @@
-"""Reading images: oracle is PIL or bytes written by hand; whatever is wrong must end in a DataError."""
+"""Reading images. Oracle: PIL, or bytes written by hand; every invalid file must raise a DataError."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lightning_idc.utils.paths import inside
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG of 8-bit grey that claims a size and holds no pixels."""
+    """Return an 8-bit grey PNG with a given size in its header and no pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -146,7 +146,7 @@ def test_path_that_leaves_the_root(tmp_path: Path, path: str) -> None:
 
 def test_circular_links_are_data_errors(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    with pytest.raises(DataError):  # from inside() or, where this version of Python lets it pass, for want of a file
+    with pytest.raises(DataError):  # from inside() or, if this Python accepts the path, because the file is missing
         read_image(inside(tmp_path, "circle/a.png", "line 3"))
 
 
@@ -161,7 +161,7 @@ def test_second_image_is_resized_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="stretched to 4x2"):
         assert InputSpec((2, 4)).read(before, after).after.shape == (3, 2, 4)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the same aspect only changes the scale, which the size asks for
+        warnings.simplefilter("error")  # an equal aspect ratio only changes the scale, as requested by the size
         warn_if_sizes_differ((8, 9), (16, 18), (2, 4))
     with pytest.raises(DataError, match=r"after image is torch.float32"):
         read_pair(before, after.float())
@@ -216,7 +216,7 @@ def test_large_images_are_resized_like_small_ones(
     monkeypatch.setattr(resizing, "_MAX_VALUES", at_once)
     monkeypatch.setattr(resizing, "_interpolate", counted)
     assert torch.equal(resize(image, size), whole)
-    # the last pass is over what the first one left
+    # the last pass is over the result of the first one
     assert size == image.shape[1:] or max(made[:-1]) <= max(at_once, 3 * 17)
 
 

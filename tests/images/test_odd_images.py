@@ -1,4 +1,4 @@
-"""Odd images, each of them right or refused in one sentence: oracle is the array that the test wrote itself."""
+"""Unusual images are read correctly or refused in one sentence. Oracle: the array written by the test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def scaled(values: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def with_missing(value: int) -> np.ndarray:
-    """The X-ray with one value of it replaced."""
+    """Return the X-ray with one value replaced."""
     return np.where(XRAY[0, 0] == XRAY, value, XRAY).astype(np.uint16)
 
 
@@ -55,7 +55,7 @@ def animation(path: Path) -> Path:
 
 
 def deep_png(path: Path, values: np.ndarray) -> Path:
-    """16-bit colour PNG, which Pillow cannot write."""
+    """Write a 16-bit colour PNG, which Pillow cannot write."""
     height, width = values.shape[:2]
 
     def chunk(kind: bytes, data: bytes) -> bytes:
@@ -75,7 +75,7 @@ def ppm(path: Path, values: np.ndarray, maximum: int) -> Path:
 
 
 DEEP_COLOUR = RNG.integers(0, 4096, (*SHAPE, 3)).astype(np.uint16)
-# file, what a plain read says, options that say how, what it becomes with them (C, H, W)
+# file, error of a plain read, options that solve it, result with them (C, H, W)
 Case = tuple[Callable[[Path], Path], str, dict[str, Any], np.ndarray]
 CASES: dict[str, Case] = {
     "float reflectance": (
@@ -348,7 +348,7 @@ def test_different_channels_are_an_error() -> None:
         PairSample("x", torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(4, 4, 4, dtype=torch.uint8))
 
 
-# ---- what must not run or grow -------------------------------------------------------------------------------------
+# ---- no code execution and no unbounded memory ---------------------------------------------------------------------
 
 
 def test_postscript_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

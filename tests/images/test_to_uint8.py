@@ -1,4 +1,4 @@
-"""Mapping to 8 bits: missing pixels set no range and are no change, opacity lies over white as Pillow lays it."""
+"""Mapping to 8 bits: missing pixels set no range and are no change; opacity is blended on white as in Pillow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real references against pycocoevalcap, Java tokenizer included, as benchmarks/studies does."""
+"""Scores of real references equal pycocoevalcap, including its Java tokenizer, as in benchmarks/studies."""
 
 from __future__ import annotations
 

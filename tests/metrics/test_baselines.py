@@ -1,4 +1,4 @@
-"""Baseline scores and verdicts. Oracle: trying every caption, and hand-made intervals."""
+"""Baseline scores and verdicts. Oracle: a search over all captions, and hand-made intervals."""
 
 from __future__ import annotations
 

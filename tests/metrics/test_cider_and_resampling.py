@@ -1,4 +1,4 @@
-"""CIDEr against its equations, resampled scores against scoring the drawn corpus itself, diversity."""
+"""CIDEr against its equations, resampled scores against scores of the resampled corpus, diversity."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def texts(pairs: int, seed: int) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 
 def test_resampled_scores_equal_scoring_the_resampled_corpus() -> None:
-    """A draw with repeats, scored as a corpus in which pairs stand several times, with the weights of the whole."""
+    """A draw with repeats equals the score of a corpus that repeats pairs, with the original document frequencies."""
     candidates, expected = texts(12, seed=4)
     metrics = [*FAST_METRICS, "METEOR"]
     scores = score_captions(candidates, expected, metrics)
@@ -126,7 +126,7 @@ def test_block_size_does_not_change_the_samples(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("pairs", "samples"), [(2, 3), (300, 130), (70_000, 70)])
 def test_samples_follow_the_seed(monkeypatch: pytest.MonkeyPatch, pairs: int, samples: int) -> None:
-    """Intervals that were printed stay what they are."""
+    """Published intervals stay reproducible."""
     monkeypatch.setattr(resampling, "_MAX_CACHED", 700)
     generator = np.random.default_rng(5)
     blocks = [block.copy() for block in resampling._pair_weights(pairs, samples, 5)]
@@ -136,7 +136,7 @@ def test_samples_follow_the_seed(monkeypatch: pytest.MonkeyPatch, pairs: int, sa
 
 
 def test_records_of_a_pair_are_resampled_together() -> None:
-    """Five references of a pair, each on its own, say no more about other pairs than their mean does."""
+    """Five references of a pair, scored one by one, carry no more information on other pairs than their mean."""
     generator = random.Random(1)
     words = "abcdefghijklmnop"
     records, captioners = [], ({}, {})  # type: tuple[list[ReferenceRecord], tuple[dict[str, str], dict[str, str]]]
@@ -159,7 +159,7 @@ def test_records_of_a_pair_are_resampled_together() -> None:
 
 
 def test_resampled_pairs_keep_all_records() -> None:
-    """Pairs with one, two and three records: a draw of pairs equals scoring the records that come with them."""
+    """For pairs with one to three records, a draw of pairs equals the score of all their records."""
     candidates, expected = texts(6, seed=7)
     metrics = ["BLEU", "METEOR", "ROUGE-L"]
     pair_of = dict(zip(expected, "abbccc", strict=True))

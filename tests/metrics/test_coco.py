@@ -1,4 +1,4 @@
-"""The drop-in for pycocoevalcap against pycocoevalcap itself, called as published evaluation scripts call it."""
+"""The drop-in for pycocoevalcap against pycocoevalcap itself, called as in published evaluation scripts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
 
 
 def evaluate_four(module: Any, files: tuple[str, str], ids: Iterable[str] | None = None) -> tuple[dict, dict, list]:
-    """Scores without SPICE, by a subclass with an evaluation of its own, as CLIP4IDC's script has one."""
+    """Return scores without SPICE from a subclass with its own `evaluate`, as in CLIP4IDC's script."""
 
     class FourScores(module.COCOEvalCap):  # type: ignore[misc]
         def evaluate(self) -> None:
@@ -120,7 +120,7 @@ def test_the_example_of_pycocoevalcap_runs_with_another_import(
 
 
 def test_one_evaluation_scores_several_subsets(files: tuple[str, str]) -> None:
-    """As the scripts of the CLEVR-Change family score each type of change."""
+    """Score each change type as the scripts of the CLEVR-Change family do."""
     annotations = COCO(files[0])
     results = annotations.loadRes(files[1])
     evaluation = coco.COCOEvalCap(annotations, results)

@@ -1,4 +1,4 @@
-"""Captions as lists of differences: what counts as one, as none, and who says which claim states which."""
+"""Captions as lists of differences: what counts as a difference, as no change, and how claims are matched."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ CLOSED = (
     # CLEVR-Change's
     "no change has occurred", "the two scenes seem identical", "nothing has changed", "no change was made",
     "the scene is the same as before", "nothing was modified", "the scene remains the same", "there is no change",
-    # LEVIR-CC's, beyond those
+    # LEVIR-CC's, if not above
     "there is no difference", "almost nothing has changed",
-    # what Spot-the-Diff's annotators write most
+    # the most frequent sentences of Spot-the-Diff's annotators
     "there are no differences", "no difference", "no change",
 )  # fmt: skip
 SAME = (
@@ -100,7 +100,7 @@ def test_differences_are_lines_or_sentences() -> None:
     text = "1. The car is gone.\n2) A man appeared! Nothing else changed.\n- The car is gone.\n* it is 2.5 m longer"
     assert list_differences([text]) == ["The car is gone", "A man appeared", "it is 2.5 m longer"]
     assert list_differences(["There is no difference.", ""]) == []
-    # a list may stand in one line
+    # a list may be in one line
     two = ["The car is gone", "2 men appeared"]
     for line in ("1. {}. 2. {}.", "1) {}; 2) {}.", "(1) {}. (2) {}", "1: {}! 2: {}!", "{}. {}. 3. Nothing else."):
         assert list_differences([line.format(*two)]) == two, line
@@ -132,7 +132,7 @@ def test_rates_equal_hand_calculation() -> None:
         {"x": "nothing changed", "y": "a dog"}, {"x": [], "y": []}, ("specificity",), ScoringResources()
     )
     assert same.values == {"specificity": 50.0}
-    # one claim never states two differences
+    # one claim never matches two differences
     twice = by_differences(
         {"a": "a man came"}, {"a": ["a man came", "a man came here"]}, ("recall",), ScoringResources()
     )
@@ -145,7 +145,7 @@ def test_rates_equal_hand_calculation() -> None:
         ("1: b\n2: none", [1, None]),
         ("**1**: A\n2 - b.", [0, 1]),
         ("Sure!\n1) none\n2) a", [None, 0]),
-        ("1: a\n2: a", None),  # a claim states one difference
+        ("1: a\n2: a", None),  # a claim matches one difference
         ("1: a", None),
         ("1: a\n2: d", None),
         ("1: a\n1: b\n2: none", None),
@@ -201,7 +201,7 @@ def test_the_exact_judge_reads_facts_and_not_words() -> None:
 
 def test_agreement_is_kappa() -> None:
     assert agreement([[0, None], [1]], [[2, None], [0]]) == 1.0
-    # 2 of 4 agree; both say yes of half: chance agrees on half
+    # 2 of 4 agree; both match half of the time, so chance agreement is one half
     assert agreement([[0, 0, None, None]], [[0, None, 0, None]]) == 0.0
     assert agreement([[0]], [[0]]) is None and agreement([None], [[0]]) is None
 
@@ -209,9 +209,9 @@ def test_agreement_is_kappa() -> None:
 class Judge(BaseHTTPRequestHandler):
     requests: ClassVar[list[dict[str, Any]]] = []
     left: ClassVar[int] = 10**9
-    """Requests that it answers before it refuses all."""
+    """Number of requests that are answered before all others are refused."""
     cut: ClassVar[str | None] = None
-    """What it says in place of an answer, when its tokens are at an end."""
+    """Text that is returned as an answer cut off by the token limit, if any."""
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -284,7 +284,7 @@ THEIRS = {"a": "A man. A weird one.", "b": "The lamp.", "c": "No change.", "d": 
 
 
 def asks(tmp_path: Path, mine: dict[str, str], theirs: dict[str, str], endpoint: str) -> list[str]:
-    """A command that compares two files of captions through an endpoint."""
+    """Return a command that compares two files of captions with the judge of an endpoint."""
     for name, value in {"there": THERE, "mine": mine, "theirs": theirs}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
     files = [str(tmp_path / "mine.json"), "--references", str(tmp_path / "there.json")]
@@ -295,13 +295,13 @@ def asks(tmp_path: Path, mine: dict[str, str], theirs: dict[str, str], endpoint:
 def test_files_are_compared_on_pairs_readable_for_both(
     tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An answer that cannot be read costs its pair, not the work on all others; each file has a judge of its own."""
+    """An unreadable answer excludes only its own pair; each file has its own judge."""
     assert main(asks(tmp_path, MINE, THEIRS, endpoint)) == 0
     assert "compared on 3 of 4 pairs" in " ".join(capsys.readouterr().out.split())
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["scores"]["changed"]["recall"] == 50.0 and result["counts"]["changed"]["pairs"] == 4
     assert (result["against_pairs"], result["against_unread"]) == (3, 1)
-    # of b, c and d both say nothing that is there, but for c in the first file
+    # in b, c and d neither file states a difference that is there, except for c in the first file
     against = result["against"]["recall"]
     assert (against["first"], against["second"], against["wins"]) == (0.0, pytest.approx(100 / 3), 1)
     assert (result["judge"]["pairs"], result["judge"]["unread"]) == (3, 0)
@@ -401,7 +401,7 @@ def test_resumed_judge_answers_missing_prompts_only(
     Judge.left = 10**9
     assert main(with_cache) == 0
     assert json.loads(capsys.readouterr().out) == whole
-    # equal requests are sent once
+    # equal requests are sent only once
     assert len(Judge.requests) <= every and len({json.dumps(one) for one in Judge.requests}) == len(Judge.requests)
     asked = len(Judge.requests)
     assert main(with_cache) == 0 and len(Judge.requests) == asked

@@ -1,4 +1,4 @@
-"""The protocol diffspot. Oracles: hits counted by hand on six pairs, and the captions of the generator itself."""
+"""The protocol diffspot. Oracles: hits counted by hand on six pairs, and captions of the generator."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_score_counts_as_the_leaderboard_does(tmp_path: Path, capsys: pytest.Cap
     assert main([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     scores = result["scores"]
-    # hits as seen: color, moved (spacing looks the same) and pushed (by the quoted text); "weight" is elsewhere
+    # lenient hits: color, moved (spacing looks the same), pushed (by the quoted text); the box of "weight" is elsewhere
     assert scores["changed"] == {"recall": 75, "recall (strict)": 50, "recall (strict, IoU)": 25}
     assert scores["unchanged"] == {"specificity": 50}
     rounded = {name: round(value, 3) for name, value in scores["all"].items()}
@@ -69,7 +69,7 @@ def test_score_counts_as_the_leaderboard_does(tmp_path: Path, capsys: pytest.Cap
     assert scores["easy"]["recall"] == 100 and scores["hard"]["recall"] == 50
     assert scores["translate"] == {"recall": 100, "recall (strict)": 50, "recall (strict, IoU)": 0}
     assert result["judge"] == {"judge": "exact facts"} and result["headline"] == "all"
-    # always "no difference" scores the fraction of unchanged pairs
+    # a constant "no difference" scores the fraction of unchanged pairs
     assert result["baselines"]["claims nothing"]["all"]["overall"] == pytest.approx(100 / 3, abs=1e-5)
     assert set(result["baselines"]) == {"claims nothing", "captions of other pairs", "constant claim"}
     assert main(arguments) == 0
@@ -121,7 +121,7 @@ def test_the_judged_form_needs_no_facts(tmp_path: Path) -> None:
     predictions = read_predictions(captions)
     resources = ScoringResources(judge=PromptedVerdict(model, retries=1))
     parts = evaluate(protocol_named("diffspot"), predictions.captions, records, None, resources)
-    # the unreadable answer about "weight" is left out and reported
+    # the unreadable answer about "weight" is excluded and reported
     assert parts["changed"].values == {"recall": pytest.approx(100 / 3)} and parts["changed"].pairs == 3
     assert parts["changed"].missing == {"unread": "1 of 4 answers of the judge could not be read"}
     assert parts["unchanged"].values == {"specificity": 50} and parts["all"].values == {"overall": 40}

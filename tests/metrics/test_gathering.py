@@ -1,4 +1,4 @@
-"""CaptionScores over two gloo processes against one call of score_captions on everything."""
+"""CaptionScores over two gloo processes against one call of score_captions on all captions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges: what an answer says is read strictly, retried, counted; questions on pairs."""
+"""Judges: answers are read strictly, retried and counted; questions on pairs."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_unparsed_answers_are_retried_and_counted() -> None:
 
 
 def tiny_model(folder: Path, template: bool, first: str | None = None) -> None:
-    """A random model, or one that says a word for ever."""
+    """Save a random model, or one that repeats one word forever."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -162,7 +162,7 @@ def test_causal_model_answers_each_prompt_separately(tmp_path: Path, template: b
 
 @pytest.mark.parametrize(("first", "expected"), [("<think>", ""), ("8", "8 8 8 8 8")])
 def test_a_local_judge_returns_neither_thoughts_nor_half_a_number(tmp_path: Path, first: str, expected: str) -> None:
-    """A model without a preference says the first word of its vocabulary until the token limit ends it."""
+    """A model without a preference repeats the first word of its vocabulary until the token limit."""
     tiny_model(tmp_path, template=False, first=first)
     judge = CausalJudge(str(tmp_path), max_new_tokens=5)
     (answer,) = judge(["the cube"], 0)

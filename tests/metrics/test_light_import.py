@@ -1,4 +1,4 @@
-"""Scores without torch: the package, the corpus scores and the pycocoevalcap drop-in import numpy and little more."""
+"""Scores without torch: the package, corpus scores and the pycocoevalcap drop-in import little more than numpy."""
 
 from __future__ import annotations
 

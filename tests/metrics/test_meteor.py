@@ -1,4 +1,4 @@
-"""METEOR: what each matcher matches, the aligner against all alignments, the index of paraphrases, and the jar."""
+"""METEOR: the words each matcher finds, the aligner against all alignments, the index of paraphrases, and the jar."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def scored(said: list[str], expected: list[list[str]], backend: meteor.Backend =
 
 
 def matched(said: str, expected: str) -> dict[str, tuple[int, int]]:
-    """Matched words of the candidate and of the reference by kind."""
+    """Return the number of matched words of the candidate and of the reference for each matcher."""
     counts = scored([said], [[expected]]).statistics[4:20, 0].reshape(4, 4).astype(int)
     found = {kind: (int(row[0] + row[2]), int(row[1] + row[3])) for kind, row in zip(KINDS, counts, strict=True)}
     return {kind: words for kind, words in found.items() if any(words)}
@@ -62,11 +62,11 @@ def matched(said: str, expected: str) -> dict[str, tuple[int, int]]:
         ("Red CUBE.", "red cube .", {"exact": (3, 3)}),
         ("the cubes", "the cube", {"exact": (1, 1), "stem": (1, 1)}),
         ("a big sofa", "a large couch", {"exact": (1, 1), "synonym": (2, 2)}),
-        ("mice", "mouse", {"synonym": (1, 1)}),  # through the list of irregular forms
-        ("a lot of", "much", {"paraphrase": (2, 1)}),  # of which "lot of" suffices
+        ("mice", "mouse", {"synonym": (1, 1)}),  # by the list of irregular forms
+        ("a lot of", "much", {"paraphrase": (2, 1)}),  # of which "lot of" is enough
         ("much", "a lot of", {"paraphrase": (1, 3)}),  # the table is read in both directions
         ("red cube there is no", "red cube there are no", {"exact": (3, 3), "paraphrase": (2, 2)}),
-        # as the jar has it: where two matchers find the same words, a stem or a synonym is worth nothing to the search
+        # as in the jar: where two matchers find the same words, a stem or a synonym has no weight in the search
         ("buses", "bus", {}),
         ("an automobile", "a car", {}),
         ("red", "blue", {}),
@@ -98,7 +98,7 @@ def test_words_of_a_line(line: str, words: str) -> None:
 
 
 def coco_captions() -> list[dict[str, Any]]:
-    """Captions that pycocoevalcap carries inside its SPICE jar."""
+    """Return the captions in pycocoevalcap's SPICE jar."""
     assert FOLDER is not None
     with zipfile.ZipFile(FOLDER / "spice" / "spice-1.0.jar") as archive:
         found: list[dict[str, Any]] = json.loads(archive.read("coco/annotations/captions_val2014.json"))["annotations"]
@@ -107,7 +107,7 @@ def coco_captions() -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_fast_paths_give_the_same_words_and_stems() -> None:
-    """Lines without odd signs take no rule, and words without a suffix no step of the stemmer."""
+    """Lines without unusual characters skip the rules, and words without a suffix skip the stemmer."""
     generator = random.Random(0)
     lines = [record["caption"].strip() for record in generator.sample(coco_captions(), 1500)]
     tokens = ["a", "Dr", "St", "No", "v", "5", "1990", "cube", "Mr.", "x.", ",", ".", "b,", "7,"]
@@ -137,7 +137,7 @@ def test_fast_paths_give_the_same_words_and_stems() -> None:
 
 
 def alignments(said: str, expected: str) -> Iterator[tuple[int, int]]:
-    """Matched words and chunks of every alignment of equal words."""
+    """Yield the number of matched words and chunks of every alignment of equal words."""
     choices = [[None, *(place for place, word in enumerate(said) if word == wanted)] for wanted in expected]
     for places in product(*choices):
         taken = [place for place in places if place is not None]
@@ -147,14 +147,14 @@ def alignments(said: str, expected: str) -> Iterator[tuple[int, int]]:
 
 
 def test_alignment_is_the_best_of_all() -> None:
-    """Most words, then fewest chunks, over all alignments of sentences of a few words without relatives."""
+    """The alignment has the maximum number of words, then the minimum of chunks. Oracle: all alignments."""
     generator = random.Random(0)
     texts = [["".join(generator.choices("qxz", k=generator.randint(1, 6))) for _ in range(2)] for _ in range(150)]
     counts = scored([" ".join(said) for said, _ in texts], [[" ".join(expected)] for _, expected in texts]).statistics
     for column, (said, expected) in enumerate(texts):
         words, chunks = max(alignments(said, expected), key=lambda found: (found[0], -found[1]))
         if (chunks, words, words) == (1, len(said), len(expected)):
-            chunks = 0  # the program counts no chunk of a candidate that matches from end to end
+            chunks = 0  # the jar counts no chunk if the whole candidate matches
         assert counts[[21, 22, 20], column].tolist() == [words, words, chunks], (said, expected)
 
 
@@ -187,7 +187,7 @@ def test_plain_python_aligns_as_the_compiled_functions() -> None:
 def test_numba_is_used_where_it_pays(
     pairs: list[int], is_installed: bool, expected: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is imported does not matter: functions are loaded, or even compiled, when they are first called."""
+    """It does not matter whether numba is imported: functions are loaded or compiled at their first call."""
     pytest.importorskip("numba")
     loaded = scorer._load()
     assert isinstance(loaded, scorer.Scorer)
@@ -206,7 +206,7 @@ def test_few_captions_are_scored_without_numba() -> None:
 
 
 def table(folder: Path) -> Path:
-    """A file of the paraphrase table's form."""
+    """Write a file in the format of the paraphrase table."""
     source = folder / "paraphrase-en.gz"
     lines = ["0.5", "in front of", "before", "0.25", "in front of", "facing", "0.5", "red", "crimson"]
     source.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
@@ -214,7 +214,7 @@ def table(folder: Path) -> Path:
 
 
 def related(found: paraphrase_index.ParaphraseTable) -> list[tuple[int, int]]:
-    """Pairs of numbers of phrases of a caption that holds them all."""
+    """Return pairs of positions of related phrases in a caption with all phrases."""
     words = ["it", "in", "front", "of", "before", "facing", "red", "crimson"]
     phrases = found.phrases(words, np.arange(len(words)), np.array([len(words)]))
     place = dict(zip(phrases.phrase.tolist(), phrases.position.tolist(), strict=True))
@@ -302,7 +302,7 @@ def test_result_holds_the_backend(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def fake(folder: Path, script: str, deadline: float = 300) -> java.Meteor:
-    """A program in Java's place."""
+    """Return the Java backend with a script in place of Java."""
     program = folder / "java"
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(0o755)
@@ -320,7 +320,7 @@ FAILED, HANGS = "not computed: METEOR's program failed (", "not computed: METEOR
         ("exec >&-; exec sleep 60", 1, HANGS),
         ("exec sleep 60", 1, HANGS),
         ("read line; echo 1; exec sleep 60", 1, HANGS),
-        ("exec sleep 60", 100_000, HANGS),  # more is asked than a pipe holds
+        ("exec sleep 60", 100_000, HANGS),  # the input is larger than the buffer of a pipe
     ],
 )
 def test_failing_or_hanging_program_is_stopped_and_reported(
@@ -335,7 +335,7 @@ def test_failing_or_hanging_program_is_stopped_and_reported(
 
 
 def odd_sets(pairs: int) -> tuple[list[list[str]], list[list[list[str]]]]:
-    """Real captions of COCO against others of the image, cut, with signs thrown in, repeated and in a row."""
+    """Return real COCO captions and their references, some of them cut, repeated, joined or with symbols."""
     by_image: dict[int, list[list[str]]] = {}
     for record in coco_captions():
         by_image.setdefault(record["image_id"], []).append(record["caption"].split())
@@ -362,7 +362,7 @@ def odd_sets(pairs: int) -> tuple[list[list[str]], list[list[list[str]]]]:
 @needs_java
 def test_the_python_backend_equals_the_jar() -> None:
     candidates, references = odd_sets(240)
-    oracle = java.running()  # it reads its tables while ours are read
+    oracle = java.running()  # reads its tables while ours are read
     ours = meteor_scores(candidates, references, "python")
     theirs = meteor_scores(candidates, references, "java")
     assert isinstance(ours, MeteorScores) and isinstance(theirs, MeteorScores)
@@ -370,7 +370,7 @@ def test_the_python_backend_equals_the_jar() -> None:
     np.testing.assert_allclose(ours.per_pair, theirs.per_pair, atol=1e-12)
     assert ours.corpus == pytest.approx(theirs.corpus, abs=1e-12)
     assert 0 < ours.per_pair.mean() < 1 and (ours.statistics[4:20].sum(1).reshape(4, 4).sum(1) > 20).all()
-    assert java.running() is oracle  # and is used again
+    assert java.running() is oracle  # the process is reused
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Protocols: what is scored together, hashes, and real annotation files against CARD's and pycocoevalcap's numbers."""
+"""Protocols: parts, hashes, and real annotation files against numbers of CARD and pycocoevalcap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_idc.metrics.protocols import PROTOCOLS, evaluate, protocol_named,
 from lightning_idc.metrics.reading import read_ious, read_references, read_types, read_vocabulary
 from lightning_idc.utils.errors import ConfigError, DataError
 
-# a change here means that old numbers no longer compare with new ones: raise the protocol's version with it
+# if a hash changes, old scores are not comparable with new ones: increase the version of the protocol
 HASHES = {
     "difference-list": "034533926423",
     "difference-list/first": "05a8269af56c",
@@ -86,7 +86,7 @@ def test_total_divides_by_the_ids_of_the_official_files() -> None:
         ids = [truth.id for truth in truths if truth.id.endswith(keep)]
         alone = score_captions({id: said[id] for id in ids}, {id: [said[id]] for id in ids})
         assert result[part].values == alone.values, "each part has document frequencies of its own"
-    # ProCap's ids, and one half of the captions alone
+    # ProCap's ids, and only one half of the captions
     renamed = [ReferenceRecord(t.id.replace(".png_n", "nc").replace(".png", "c"), t.references) for t in truths]
     only = {truth.id: truth.references[0] for truth in renamed if truth.id.endswith("nc")}
     assert evaluate(protocol_named("clevr-change/no-change"), only, renamed, FAST_METRICS)["no change"].pairs == 3
@@ -126,7 +126,7 @@ def test_types_and_overlaps_come_from_the_official_files(annotations: Path) -> N
     hardest, easiest = quarters["hardest quarter"], quarters["easiest quarter"]
     assert len(hardest) == len(easiest) == 996
     assert max(t.iou or 0 for t in hardest) <= min(t.iou or 0 for t in easiest)
-    # another file of the same facts: ids in the order of their overlaps
+    # another file of the same facts: ids sorted by their overlaps
     with gzip.open(annotations / "clevr_change" / "iou_sorted.txt.gz", "rt") as file:
         order = [line.split()[0] for line in file]
     place = {id: number for number, id in enumerate(order)}
@@ -182,7 +182,7 @@ def test_ids_score_as_words_except_unknown_words(annotations: Path, tmp_path: Pa
     def known(text: str) -> str:
         return " ".join(word if word in vocabulary else "unknownword" for word in text.split())
 
-    # an independent path: unknown words renamed, scored as words
+    # independent computation: unknown words are renamed and scored as words
     renamed = [ReferenceRecord(t.id, tuple(map(known, t.references))) for t in truths]
     by_words = evaluate(
         protocol_named("levir-cc/words"), {id: known(t) for id, t in said.items()}, renamed, FAST_METRICS
@@ -209,7 +209,7 @@ def test_foreign_document_frequencies_change_nothing_but_cider() -> None:
 def test_interleave_rejects_a_pair_without_a_reference() -> None:
     with pytest.raises(DataError, match="1 of 4 pairs have no reference: 'd'"):
         evaluate(protocol_named("interleave-rouge"), {**SAID, "d": "a tree"}, [*TRUTHS, ReferenceRecord("d", ())])
-    # a record may have none where another one of the pair has some
+    # a record may have no reference if another record of its pair has one
     scores = evaluate(protocol_named("interleave-rouge"), SAID, [*TRUTHS, ReferenceRecord("a", ())])["all"]
     assert (scores.pairs, scores.references) == (3, 5)
 
@@ -236,7 +236,7 @@ def test_protocol_scores_its_metrics_or_gives_a_reason() -> None:
     ):
         with pytest.raises(ConfigError, match=f"unknown metrics: CIDEr-D, SPICE; expected {there}$"):
             evaluate(protocol_named(name), SAID, TRUTHS, ["CIDEr-D", "SPICE"])
-    # of a part that has none of the metrics asked for nothing is computed
+    # a part without any of the requested metrics is not scored
     truths = [ReferenceRecord("a", ("a car left",), "drop"), ReferenceRecord("b", ("nothing changed",), "no_change")]
     said = {"a": "a car left", "b": "nothing changed"}
     result = evaluate(protocol_named("difference-list"), said, truths, ["recall"])

@@ -1,4 +1,4 @@
-"""Files of captions and references: every known form, everything that is wrong with one, and fuzzing."""
+"""Files of captions and references: every known format, invalid files, and fuzzing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_predictions_hold_their_references(tmp_path: Path) -> None:
 
 
 def test_record_with_two_captions_is_an_error(tmp_path: Path) -> None:
-    """Ground truth as `caption` beside the answer as `prediction`: a usual layout of evaluations."""
+    """The ground truth as `caption` next to the answer as `prediction` is a common layout of evaluations."""
     records = [{"id": "a", "caption": "a house", "prediction": "zzz"}, {"id": "b", "caption": "x", "prediction": "x"}]
     path = write(tmp_path / "p.json", records)
     with pytest.raises(DataError, match=r"record 1 has caption 'a house' and prediction 'zzz'; .* --field prediction"):
@@ -71,7 +71,7 @@ def test_record_with_two_captions_is_an_error(tmp_path: Path) -> None:
     assert read_predictions(answers, "answer").captions == {"a": "zzz"}
     with pytest.raises(DataError, match=r"record 1 has no field 'prediction' \(--field\); it has id, caption, ans"):
         read_predictions(answers, "prediction")
-    # of annotations the format says which field it is
+    # the format of annotations defines the field
     value = {"annotations": [{"image_id": 1, "caption": "a house", "text": "zzz"}]}
     assert read_references(write(tmp_path / "coco.json", value))[0].references == ("a house",)
 

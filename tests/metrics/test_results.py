@@ -1,4 +1,4 @@
-"""The verbs `score` and `leaderboard`, the result JSON, and what a test run leaves behind."""
+"""The verbs `score` and `leaderboard`, the result JSON, and the files of a test run."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_unprintable_names_do_not_stop_scoring(tmp_path: Path, monkeypatch: pyte
 def test_scores_are_shown_though_their_file_cannot_be_written(
     form: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A judge may have been asked for hours."""
+    """A judge may have worked for hours, so the scores must not be lost."""
 
     def full(target: Path, content: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -141,7 +141,7 @@ def test_captions_and_references_are_not_written_over(tmp_path: Path, capsys: py
 
 
 def test_fingerprint_ignores_order_and_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another form and another order of the same captions and references: other files, the same digests."""
+    """Other files with the same captions and references, in another format and order, have the same digests."""
 
     def digests(captions: Any, references: Any) -> tuple[Any, ...]:
         assert main([*files(tmp_path, captions, references), "--json"]) == 0
@@ -161,7 +161,7 @@ CLEVR = {f"{n:06d}.png": [f"the red cube {n} moved"] for n in range(6)}
 
 
 def scored(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """The result of the verb `score` with ROUGE-L, which is a mean over pairs."""
+    """Return the result of the verb `score` with ROUGE-L, which is a mean over pairs."""
     assert main(["score", *arguments, "--json", "--metrics", "ROUGE-L"]) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
@@ -195,7 +195,7 @@ def test_fingerprint_covers_the_parts(
     field: str,
     facts: list[dict[str, Any]],
 ) -> None:
-    """From a file beside the references and from the records themselves: two lists of types have other part scores."""
+    """Facts from a file and facts in the records give equal results; other facts give other scores of the parts."""
     said = {id: texts[0] if n % 2 else "x y" for n, (id, texts) in enumerate(CLEVR.items())}
     command = files(tmp_path, said, CLEVR)[1:4]
     found = []
@@ -253,7 +253,7 @@ def test_a_difference_list_reports_pairs_without_differences(
         ([None, None], "val", "val"),
         (["val", "val"], "val", "val"),
         (["test", "test"], None, "test"),
-        (["test", "val"], None, "test"),  # of several the test split is the usual one
+        (["test", "val"], None, "test"),  # if there are several, test is the default
     ],
 )
 def test_split_comes_from_references_or_option(

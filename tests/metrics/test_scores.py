@@ -33,7 +33,7 @@ def corpus_of(pairs: int, references: int, seed: int) -> tuple[list[list[str]], 
 
     candidates = [sentence() for _ in range(pairs)]
     expected = [[sentence(1) for _ in range(generator.randint(1, references))] for _ in range(pairs)]
-    for number in range(0, pairs, 3):  # some captions must be right, or nothing but zeros would be compared
+    for number in range(0, pairs, 3):  # some captions must be right, since all scores would be 0 otherwise
         candidates[number] = list(expected[number][0])
     return candidates, expected
 
@@ -78,14 +78,14 @@ sentences = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=7)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(sentences, st.lists(sentences, min_size=1, max_size=3)), min_size=1, max_size=4))
 def test_any_small_corpus_equals_pycocoevalcap(pairs: list[tuple[list[str], list[list[str]]]]) -> None:
-    # without a single word in all references pycocoevalcap fails
+    # pycocoevalcap fails if all references are empty
     assume(any(reference for _, of_pair in pairs for reference in of_pair))
     assert_equal_to_oracle([candidate for candidate, _ in pairs], [expected for _, expected in pairs])
 
 
 @pytest.mark.slow
 def test_real_references_score_equal_end_to_end(shared: object) -> None:
-    """Spot-the-Diff's test references: the first of each pair against the others, tokenisation by Java included."""
+    """Image Editing Request: the first test reference of each pair against the others, with the Java tokenizer."""
     if shutil.which("java") is None:
         pytest.skip("needs Java")
     import json
@@ -130,7 +130,7 @@ def test_rejects_repeated_ids_and_captions_that_are_not_text() -> None:
 
 
 def test_prepared_references_serve_many_candidates() -> None:
-    """Also candidates with words that no reference has, which must count in lengths and norms all the same."""
+    """Words that are in no reference still count in lengths and norms."""
     _, expected = corpus_of(30, 4, seed=8)
     counts = ReferenceCounts(expected)
     generator = random.Random(0)

@@ -1,4 +1,4 @@
-"""A model is not chosen on the pairs that it is tested on; what a test leaves behind says on which it was."""
+"""A model is not selected on the pairs that it is tested on, and the results name the split of the selection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class OwnValidation(TinyPairs):
-    """The validation split of TinyPairs is its test split, as in published code; this one has a split of its own."""
+    """TinyPairs with its own validation split; TinyPairs itself validates on its test split, as in published code."""
 
     def source(self, split: str) -> PairSource:
         return TinySource(7, 300) if split == "val" else super().source(split)
@@ -50,7 +50,7 @@ def test_rejects_validation_on_test_pairs_without_a_legacy_protocol(tmp_path: Pa
     assert not list(tmp_path.glob("*.ckpt"))
     train(TinyPairs(), tmp_path, chooser(), ValidationSelection("legacy/procap"))
     assert selected_on(tmp_path / "best.ckpt") == "val"
-    # nothing is chosen, so nothing is refused
+    # without a selection nothing is refused
     train(TinyPairs(), tmp_path, ModelCheckpoint(tmp_path, save_last=True), ValidationSelection())
     assert selected_on(tmp_path / "last.ckpt") is None
     train(OwnValidation(), tmp_path, chooser(), ValidationSelection())
@@ -70,7 +70,7 @@ def test_a_test_writes_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert result["counts"]["all"] == {"pairs": 7, "references": 21}
     assert (result["model"], result["data"]["name"], result["data"]["split"]) == ("TinyCaptioner", "TinyPairs", "test")
     assert result["decoding"]["num_beams"] == 1 and result["selection"] is None
-    # the predictions file, scored again by the verb, is the same result
+    # scoring the predictions file with the verb gives the same result
     from lightning_idc.cli import main
 
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""SPICE's launcher against a small Java program that has the interface of SPICE's own, since CoreNLP is the user's."""
+"""SPICE's launcher with a small Java program that has SPICE's interface, since users install CoreNLP themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_idc.metrics.spice import JARS, spice_scores
 
 CANDIDATES = [["red", "cube"], [], ["café"]]
 REFERENCES = [[["red", "cube", "moved"], ["a", "cube"]], [["gone"]], [["café"]]]
-# names, visibilities and output of edu.anu.spice; the score is the share of a caption's words in its references
+# names, visibilities and output of edu.anu.spice; the score is the fraction of a caption's words in its references
 ARGUMENTS = """
 package edu.anu.spice;
 public class SpiceArguments {
@@ -90,7 +90,7 @@ def test_rejects_an_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def fake_java(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    """A `java` of Java 17 whose other calls run a script, beside jars that are there."""
+    """Write a `java` that reports version 17 and otherwise runs a script, and empty jars next to it."""
     for name in JARS:
         (folder / name).touch()
     java = folder / "java"

@@ -1,4 +1,4 @@
-"""The tokenizer against Stanford's Java program, on real captions and on the cases that trip line-based tools."""
+"""The tokenizer against Stanford's Java program, on real captions and on cases that break line-based tools."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_known_cases(text: str) -> None:
 
 @pytest.mark.parametrize("end", ["\r", "\n", "\r\n", "\u2028", "\u2029", "\x85", "\x0b", "\t", "\u00a0"])
 def test_line_breaks_are_white_space(end: str) -> None:
-    """pycocoevalcap passes captions line by line, and all but a line feed would shift every later caption."""
+    """pycocoevalcap passes one caption per line; all of these but a line feed would shift every later caption."""
     assert ptb_tokenize(f"first{end}second {end}. third{end}") == ["first", "second", "third"]
 
 
 def oracle(texts: list[str], folder: Path) -> list[list[str]]:
-    """Tokens from Java, as pycocoevalcap's scorers see them."""
+    """Return the tokens of Java, as seen by the scorers of pycocoevalcap."""
     import pycocoevalcap
     from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
 
@@ -78,7 +78,7 @@ def oracle(texts: list[str], folder: Path) -> list[list[str]]:
     output = subprocess.run(command, cwd=folder, capture_output=True, check=True, timeout=120).stdout.decode()
     lines = output.split("\n")[: len(texts)]
     removed = set(PUNCTUATIONS)
-    # scorers split at any white space, and Java writes some tokens with a space that does not break
+    # scorers split at any white space, and Java writes some tokens with a non-breaking space
     return [" ".join(word for word in line.rstrip().split(" ") if word not in removed).split() for line in lines]
 
 
@@ -90,7 +90,7 @@ def test_known_cases_equal_java(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def captions() -> list[str]:
-    """40,000 real captions."""
+    """Return 40,000 real captions."""
     pycocoevalcap = pytest.importorskip("pycocoevalcap")
     jar = Path(next(iter(pycocoevalcap.__path__))) / "spice" / "spice-1.0.jar"
     with zipfile.ZipFile(jar) as archive:
@@ -111,7 +111,7 @@ def test_forty_thousand_real_captions(captions: list[str], tmp_path: Path) -> No
 @pytest.mark.slow
 @needs_java
 def test_mutilated_captions(captions: list[str], tmp_path: Path) -> None:
-    """Signs thrown into words, to leave the paths that real captions take; 99.9 % must be equal."""
+    """Characters inserted into words reach code that real captions do not; 99.9 % must be equal."""
     generator = random.Random(0)
     signs = [
         *".,:;!?'\"-()/&$#@%*+_=[]’“”–—é°£½",
@@ -134,7 +134,7 @@ def test_mutilated_captions(captions: list[str], tmp_path: Path) -> None:
             place = generator.randrange(len(words))
             cut = generator.choice([0, len(words[place]), generator.randint(0, len(words[place]))])
             words[place] = words[place][:cut] + generator.choice(signs) + words[place][cut:]
-        # what follows a last "S." on the next line has a say in Java, and that line is another caption
+        # in Java, the next line affects a final "S.", but here it is another caption
         mutilated.append(" ".join(words) + " end")
     expected = oracle(mutilated, tmp_path)
     different = [c for c, tokens in zip(mutilated, expected, strict=True) if ptb_tokenize(c) != tokens]
@@ -151,7 +151,7 @@ def test_any_text_gives_plain_tokens(text: str) -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.text(alphabet="aZ1.,'’-_/&<>@:;()n€#", min_size=1, max_size=6))
 def test_long_garbage_takes_linear_time(piece: str) -> None:
-    """10,000 characters without a space: a rule that backtracks would take minutes."""
+    """On 10,000 characters without a space, a rule with backtracking would take minutes."""
     began = time.process_time()
     ptb_tokenize((piece * 10_000)[:10_000])
     assert time.process_time() - began < 5

@@ -1,4 +1,4 @@
-"""The torchmetrics classes, checked as torchmetrics checks its own text metrics; test_gathering has two processes."""
+"""The torchmetrics classes, tested like torchmetrics tests its text metrics; test_gathering uses two processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_interface_of_torchmetrics(metric_class: type[CorpusMetric], arguments: 
     metric.set_dtype(torch.float64)
     frequencies = arguments.get("frequencies")
     for preds, target in zip(PREDS, TARGET, strict=True):
-        # forward: the value of the batch alone
+        # forward returns the value of the batch
         assert float(metric(preds, target)) == pytest.approx(expected(preds, target, name, frequencies), abs=1e-9)
     value = metric.compute()
     assert isinstance(value, torch.Tensor) and value.shape == () and value.dtype == torch.float64
@@ -78,7 +78,7 @@ def test_works_in_a_collection_with_torchmetrics() -> None:
 
 
 class Logged(LightningModule):
-    """A module that logs metrics as Lightning's documentation shows it."""
+    """A module that logs metrics as in Lightning's documentation."""
 
     def __init__(self) -> None:
         super().__init__()

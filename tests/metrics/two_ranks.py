@@ -1,4 +1,4 @@
-"""Run by test_gathering.py as two gloo processes: each adds its captions, both must see the scores of all."""
+"""Run by test_gathering.py in two gloo processes: each adds its captions, and both must see the scores of all."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def main(folder: Path) -> None:
     records = json.loads((folder / "records.json").read_text(encoding="utf-8"))
     metric = CaptionScores()
     results = []
-    # unequal shares with a pair that both have; then nothing on one of them; then nothing at all
+    # unequal parts with one pair in both; then captions on one rank only; then none at all
     for mine in (records[:3] if rank else records[2:], records if rank else [], []):
         if mine:
             metric.update(mine)
         seen, scores = metric.compute()
         results.append([[r["id"] for r in seen], [r["caption"] for r in seen], scores and scores.as_dict()])
         metric.reset()
-    # one score each, in a collection that shares their state; with ids the pair that both have counts once
+    # one score each, in a collection with shared state; with ids, the pair of both ranks counts once
     scores = MetricCollection([BLEU(), CIDErD(), ROUGEL()])
     for _ in range(2):
         mine = records[:3] if rank else records[2:]
@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
         scores.update(captions, references, ids=ids)
         results.append({name: float(value) for name, value in scores.compute().items()})
         scores.reset()
-    # references are prepared where they are scored
+    # references are prepared where scores are computed
     results.append(metric._prepared is not None)
     (folder / f"results{rank}.json").write_text(json.dumps(results), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""A captioner that is not trained, and pictures: what is tested here is the way to an answer, not the answer."""
+"""An untrained captioner and images, for tests of how an answer is made and not of its content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_idc.nn.vocabulary import Vocabulary
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a captioner of 32 x 32 images."""
+    """Folder of a captioner for 32 x 32 images."""
     torch.manual_seed(0)
     words = Vocabulary.build(["the cube moved to the left", "nothing changed"]).words
     result = PairTransformer(
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def draw(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a picture with random pixels and, perhaps, a white square; equal seeds give equal pixels."""
+    """Return a function that writes random pixels and an optional white square; equal seeds give equal pixels."""
 
     def write(
         name: str, seed: int = 0, square: tuple[int, int] | None = None, size: tuple[int, int] = (32, 32)

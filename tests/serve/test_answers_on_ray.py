@@ -1,4 +1,4 @@
-"""predict with Ray's actors writes the file that plain predict writes."""
+"""`predict` with Ray actors writes the same file as plain `predict`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _stopped() -> Iterator[None]:
     before = dict(os.environ)
     yield
     ray.shutdown()
-    os.environ.clear()  # Ray leaves variables of its own
+    os.environ.clear()  # Ray leaves its own variables behind
     os.environ.update(before)
 
 

@@ -1,4 +1,4 @@
-"""compare and predict as a user types them: nothing lost, nothing twice, nothing silent."""
+"""`compare` and `predict` on the command line: no pair is lost, repeated or silently skipped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lines(path: Path) -> list[dict]:  # type: ignore[type-arg]
 
 @pytest.fixture
 def folders(draw: Draw, tmp_path: Path) -> tuple[str, str]:
-    """Unchanged in its bytes, unchanged in its pixels, changed, new, deleted."""
+    """Pairs that are equal in bytes, equal in pixels, changed, new and deleted."""
     for name in ("same", "packed", "other", "sub/gone"):
         draw(f"old/{name}.png", seed=len(name))
     for name in ("same", "sub/fresh"):
@@ -77,7 +77,7 @@ def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
     assert shown[0]["caption"] == records["other"]["caption"] and shown[0]["pictures"] == 2
     assert [[round(v * 32) for v in box] for box in shown[0]["boxes"][1]] == records["other"]["boxes"]
     assert data["box_label"] == "predicted" and "where the captioner sees the change" in page
-    assert main([*arguments[:3], *arguments[3:5]]) == 0  # changes alone are not a failure
+    assert main([*arguments[:3], *arguments[3:5]]) == 0  # changes alone are not an error
     same = [str(Path(folders[0]) / "sub"), str(Path(folders[0]) / "sub")]
     assert main(["compare", *same, "--model", str(model), "--fail_on", "pixels"]) == 0
     os.remove("comparison.jsonl")
@@ -118,7 +118,7 @@ def test_pairs_that_fail_by_their_pixels_alone_are_named_and_fail_in_every_repor
     model: Path, folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """A captioner that sees no change in a screenshot must not leave a failed job with reports that passed."""
+    """A captioner that sees no change must not turn a job that fails by its pixels into reports that passed."""
 
     def answer(self: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
         return [Answer(sample.id, "nothing changed", -0.1, 0.1, False) for sample in samples]
@@ -184,7 +184,7 @@ def test_what_is_ignored_does_not_count(model: Path, folders: tuple[str, str], t
 def test_what_is_transparent_in_a_mask_is_not_bright(
     model: Path, folders: tuple[str, str], tmp_path: Path, draw: Draw
 ) -> None:
-    """Drawn on an empty layer a mask would ignore whole pictures, and every pair would pass."""
+    """If transparency counted as bright, a mask on an empty layer would ignore whole images, and every pair pass."""
     for kind in ("RGBA", "LA", "P"):
         mask = Image.new("RGBA", (32, 32), (255, 255, 255, 0))
         mask.paste((255, 255, 255, 255), (0, 0, 4, 4))
@@ -243,8 +243,8 @@ def test_lists_are_read_strictly(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             list_pairs([tmp_path / "pairs.txt"])
     (tmp_path / "pairs.txt").write_text(". b.png")
-    assert [pair.id for pair in list_pairs([tmp_path / "pairs.txt"])] == ["...b"]  # it fails alone when it is read
-    # as editors of Windows save it: with a byte order mark, or as UTF-16
+    assert [pair.id for pair in list_pairs([tmp_path / "pairs.txt"])] == ["...b"]  # fails only when it is read
+    # as Windows editors save it: with a byte order mark, or as UTF-16
     (tmp_path / "pairs.txt").write_bytes(b"\xef\xbb\xbfa.png b.png\r\n\xc3\xa4\xe2\x80\xa8.png\tc.png\r\n")
     assert [pair.before for pair in list_pairs([tmp_path / "pairs.txt"])] == [
         tmp_path / "a.png", tmp_path / "\u00e4\u2028.png",
@@ -257,7 +257,7 @@ def test_lists_are_read_strictly(tmp_path: Path) -> None:
 def test_options_may_stand_before_the_pairs(
     model: Path, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the usage line of `predict --help` has them."""
+    """The usage line of `predict --help` lists the options before the pairs."""
     monkeypatch.chdir(tmp_path)
     draw("before/0.png", seed=0)
     draw("after/0.png", seed=1)
@@ -291,7 +291,7 @@ def test_a_killed_run_goes_on_and_neither_loses_nor_repeats_a_pair(
     running.communicate()
     assert not out.exists()
     with part.open("a") as file:
-        file.write('{"id": "399", "cap')  # as a kill in the middle of a line leaves it
+        file.write('{"id": "399", "cap')  # as if killed in the middle of a line
     kept = part.read_text().splitlines()[1:-1]
     assert main([*arguments[:-2], "--batch_size", "32"]) == 0
     captured = capsys.readouterr()
@@ -354,7 +354,7 @@ def test_names_of_files_cannot_steer_the_terminal(
     assert main(["compare", *folders, "--model", str(model), "--out", str(tmp_path / "compared.jsonl")]) == 2
     assert main(["predict", *folders, *arguments]) == 2
     (tmp_path / "now/\x1b[2Jtwo.png").unlink()
-    assert main(["predict", *folders, *arguments]) == 1  # one has no partner
+    assert main(["predict", *folders, *arguments]) == 1  # one has no counterpart
     captured = capsys.readouterr()
     assert "\\x1b[2Jone" in captured.out and "\\x1b[2Jtwo" in captured.err
     assert "\x1b" not in captured.out + captured.err
@@ -387,7 +387,7 @@ def test_answers_of_an_unfinished_run_are_not_taken_for_other_pictures_of_the_sa
     answered = tmp_path / "out.jsonl.part"
     kept = answered.stat()
     (first,) = [record["id"] for record in lines(answered) if "id" in record]
-    changed = draw(f"monday/{first}.png", seed=len("old"))  # as the first picture is
+    changed = draw(f"monday/{first}.png", seed=len("old"))  # equal to the first image
     os.utime(changed, (kept.st_mtime + 1, kept.st_mtime + 1))
     assert main(["compare", *monday, *compared]) == 0
     assert {record["id"]: record["status"] for record in lines(tmp_path / "out.jsonl")}[first] == "unchanged"
@@ -423,7 +423,7 @@ def test_a_folder_instead_of_a_file_raises_an_error_before_the_work(
 def test_the_table_that_is_read_is_not_written_over(
     kind: str, model: Path, draw: Draw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It may hold captions that people wrote."""
+    """It may hold captions written by people."""
     draw("a.png", seed=0)
     draw("b.png", seed=1)
     table = tmp_path / f"pairs.{kind}"
@@ -452,7 +452,7 @@ def test_a_fault_of_the_program_is_not_taken_for_a_change(
 
 
 def test_pixels_are_compared_as_the_files_store_them(model: Path, tmp_path: Path) -> None:
-    """White on transparent, a band and a frame that nobody asked for: none of them is seen in what is shown."""
+    """White on transparent, and frames that are not shown, differ although the displayed images are equal."""
     before, after = tmp_path / "old", tmp_path / "now"
     for folder, x in ((before, 4), (after, 20)):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""describe: images are prepared as those of the training, and the user learns where they differ from them."""
+"""`describe`: images are prepared as in training, and notes tell the user where they differ from training images."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_answer_as_json_as_text_and_as_a_picture(
     captured = capsys.readouterr()
     result = json.loads(captured.out)
     assert result["size"] == [32, 32] and len(result["map"]) == 32 and result["notes"] == [] and captured.err == ""
-    # only what differs, and what is next to it, can be where the change lies
+    # only pixels that differ, and their neighbours, can be marked as the change
     marked = {(x, y) for y, row in enumerate(result["map"]) for x, value in enumerate(row) if value}
     assert marked and marked <= {(x, y) for x in range(15, 25) for y in range(7, 17)}
     assert all(15 <= x1 < x2 <= 25 and 7 <= y1 < y2 <= 17 for x1, y1, x2, y2 in result["boxes"])
@@ -140,7 +140,7 @@ def test_only_what_the_aspect_asks_for_is_cut_off_and_never_a_change() -> None:
     with pytest.warns(UserWarning, match="another aspect"):
         assert "window" not in InputSpec(size=(32, 32)).read(before, before).meta, "nothing is cut off unasked"
     after = before.clone()
-    after[:, 4:8, 2:6] = 200  # in what would be the border
+    after[:, 4:8, 2:6] = 200  # within the presumed border
     with pytest.warns(UserWarning, match="64x32 to 32x32 pixels"):
         window = spec.read(before, after).meta["window"]
     assert window == (2 / 64, 0.0, 34 / 64, 1.0), "as much on each side as it allows"
@@ -155,7 +155,7 @@ def test_only_what_the_aspect_asks_for_is_cut_off_and_never_a_change() -> None:
         square = torch.zeros(3, 64, 64, dtype=torch.uint8)
         assert "window" not in spec.read(square, square).meta, "of the trained aspect nothing is cut"
     before = torch.randint(0, 255, (3, 32, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    before[:, :, :10], before[:, :, 32:] = 128, 255  # a background on the left, and a border on the right
+    before[:, :, :10], before[:, :, 32:] = 128, 255  # a uniform background on the left, a border on the right
     with pytest.warns(UserWarning, match="64x32 to 32x32 pixels"):
         assert spec.read(before, before).meta["window"] == (0.0, 0.0, 0.5, 1.0)
 

@@ -1,4 +1,4 @@
-"""export: graphs that say word for word what Python says, run by the code of the documentation."""
+"""`export`: graphs give the same words as Python when run by the code of the documentation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAIRS = 40
 
 @cache
 def rendered() -> torch.Tensor:
-    """Pairs of the world that the shipped captioner knows, ``(PAIRS, 2, 3, 96, 144)``."""
+    """Return rendered pairs of the kind that the included captioner was trained on, ``(PAIRS, 2, 3, 96, 144)``."""
     source = SyntheticPairs("clevr_wide", test_pairs=PAIRS, render_size=(96, 144)).pairs_of("test")
     return stack_images([source.load(index) for index in range(PAIRS)])
 
@@ -95,10 +95,10 @@ def test_a_captioner_that_registers_and_counts_equals_its_graph(
     pytest.importorskip("onnxscript", reason="needs the extra onnx")
     import onnxruntime
 
-    monkeypatch.setattr(registration, "STEPS", 1)  # the graph repeats the nodes of a step; all of them take a minute
+    monkeypatch.setattr(registration, "STEPS", 1)  # the graph repeats the nodes of a step; all steps take a minute
     captioner = lightning_idc.load("pcb", device="cpu")
     net = captioner.built_net
-    net.encoder, net.decoder.layers = net.encoder[:1], net.decoder.layers[:1]  # others repeat these nodes
+    net.encoder, net.decoder.layers = net.encoder[:1], net.decoder.layers[:1]  # further layers repeat these nodes
     write_graphs(captioner, tmp_path / "pcb_onnx")
     encoder = onnxruntime.InferenceSession(tmp_path / "pcb_onnx" / "encoder.onnx")
     before, after = (Image.open(path).convert("L") for path in lightning_idc.sample_pair("pcb"))

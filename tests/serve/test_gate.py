@@ -1,4 +1,4 @@
-"""The gate of compare: what may not pass, what must not fire, and what it says about both. Oracle: drawn pairs."""
+"""The gate of `compare`: which pairs fail, which pass, and how it reports both. Oracle: drawn pairs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pair = Callable[..., FilePair]
 
 
 def page(top: int = 0, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Image.Image:
-    """A page with many lines of text, scrolled down by ``top`` pixels."""
+    """Return a page with many lines of text, scrolled down by ``top`` pixels."""
     image = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(image)
     for line in range(20):
@@ -64,7 +64,7 @@ def compared(pair: FilePair, *arguments: str) -> tuple[int, dict]:  # type: igno
 
 
 def test_a_white_logo_that_moves_on_a_transparent_ground_fails_the_job(pair: Pair) -> None:
-    """On white both images are blank, so that a description of what is displayed names no change."""
+    """On white both images are blank, so a captioner of the displayed images would see no change."""
     status, record = compared(pair(logo(5), logo(50)))
     assert status == 1 and record["status"] == "changed" and record["caption"] == "800 pixels changed in opacity."
     assert sorted(record["boxes"]) == [[5, 10, 25, 30], [50, 10, 70, 30]]
@@ -146,7 +146,7 @@ def test_noise_of_two_renders_passes_and_is_named(after: Image.Image | bytes, no
 
 def moved_line() -> Image.Image:
     image = page()
-    image.paste(page().crop((0, 96, WIDTH, HEIGHT)), (0, 97))  # all below one line moves by 1 pixel
+    image.paste(page().crop((0, 96, WIDTH, HEIGHT)), (0, 97))  # everything below one line moves by 1 pixel
     return image
 
 
@@ -157,7 +157,7 @@ def repainted(box: tuple[int, int, int, int], colour: object) -> Image.Image:
 
 
 def with_thin_letter() -> Image.Image:
-    """An l of two shades, as smoothed glyphs have; a text cursor has one."""
+    """Return a page with an l in two shades, like an antialiased glyph; a text cursor has one shade."""
     image = page()
     image.paste((40, 40, 40), (281, 30, 282, 46))
     image.paste((170, 170, 170), (282, 30, 283, 46))
@@ -165,7 +165,7 @@ def with_thin_letter() -> Image.Image:
 
 
 def typeset(scale: int = 1, spacing: int = 9, paint: str = "#404040", text: str = "the quick brown fox") -> Image.Image:
-    """Lines of text whose letters stand at the same positions at each scale; those of a large one are not hinted."""
+    """Draw lines of text with letters at the same positions at each scale; letters of a large scale are not hinted."""
     font = ImageFont.load_default(11 * scale)
     image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "white")
     draw = ImageDraw.Draw(image)
@@ -177,7 +177,7 @@ def typeset(scale: int = 1, spacing: int = 9, paint: str = "#404040", text: str 
 
 
 def under_header(top: int, cut: bool = True) -> Image.Image:
-    """A page that is scrolled under a fixed header, whose content is cut there unless there is a gap."""
+    """Return a page scrolled under a fixed header, which cuts off its content unless there is a gap."""
     image = page(top)
     if not cut:
         image.paste("white", (0, 0, WIDTH, 60 - top))
@@ -278,7 +278,7 @@ def unlike() -> Image.Image:
     "after",
     [
         moved_line(),
-        repainted((10, 34, 12, 80), "black"),  # a border that is higher than a line
+        repainted((10, 34, 12, 80), "black"),  # a border that is taller than a line
         with_thin_letter(),
         repainted((280, 32, 301, 42), (21, 80, 160)),  # 3 levels in one cell
         repainted((0, 0, WIDTH, HEIGHT), "white"),
@@ -324,7 +324,7 @@ def test_the_perceptual_distance_sees_what_is_bright_and_no_slight_blue(pair: Pa
 
 
 def circle(offset: float) -> Image.Image:
-    """A disc with smooth edges, whose centre moves by a fraction of a pixel."""
+    """Draw a disc with smooth edges, whose centre moves by a fraction of a pixel."""
     image = Image.new("RGB", (320, 320), "white")
     left = 80 + offset * 8
     ImageDraw.Draw(image).ellipse((left, 80, left + 160, 240), fill="black")

@@ -1,4 +1,4 @@
-"""What a verb that only asks a captioner takes to start, and to say where the change is."""
+"""Locating the change encodes an unmasked image only once, with an equal result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""lmms-eval: its command line scores a captioner of this library on exported pairs, as this library does.
+"""lmms-eval scores a captioner of this library on exported pairs with the same result as this library.
 
-lmms-eval is not in the lock. The test runs where it is installed, or with the Python of LIGHTNING_IDC_LMMS_EVAL.
+lmms-eval is not in the lock file. The test runs if it is installed, or with the Python of LIGHTNING_IDC_LMMS_EVAL.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Loader.add_constructor("!function", named_function)
 
 
 def tasks() -> dict[str, dict[str, Any]]:
-    """Configuration of every task by name."""
+    """Return the configuration of every task by name."""
     configs = {}
     for path in sorted(TASKS.glob("*.yaml")):
         config = yaml.load(path.read_text(), Loader)
@@ -64,7 +64,7 @@ def tasks() -> dict[str, dict[str, Any]]:
 
 
 def documents() -> list[dict[str, Any]]:
-    """Rows of an export, of which every third pair is unchanged."""
+    """Return rows of an export, of which every third pair is unchanged."""
     source = TinyPairs(6).pairs_of("train")
     rows = [{"id": id, "captions": source.captions(n), "change_type": "move"} for n, id in enumerate(source.ids)]
     for row in rows[::3]:

@@ -1,4 +1,4 @@
-"""Every verb that writes, in a folder full of a user's files: all of these stay byte for byte."""
+"""Every verb that writes leaves the existing files of a folder unchanged, byte for byte."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def changed(before: dict[str, bytes], after: dict[str, bytes]) -> set[str]:
-    """Files that came, went or changed."""
+    """Return the names of files that were added, removed or changed."""
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
 @pytest.fixture
 def home(tmp_path: Path, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Current folder with a user's files, and inputs for the verbs in ``in``."""
+    """A current folder with files of the user, and inputs for the verbs in ``in``."""
     draw("home/in/old/a.png", seed=1, size=(300, 300))
     draw("home/in/new/a.png", seed=2, size=(300, 300))
     draw("home/in/pairs/before/a.png", seed=1)
@@ -77,7 +77,7 @@ def home(tmp_path: Path, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 PAIRS = ["in/old", "in/new", "--model", "MODEL"]
-# arguments, their outputs, and a file of the user that stands in the way of the first form
+# arguments of calls that would overwrite a file of the user or an input
 REFUSED = {
     "predict": ["predict", *PAIRS],
     "predict, a table": ["predict", *PAIRS, "--out", "out.csv"],
@@ -130,7 +130,7 @@ READS = {"list", "plan", "doctor", "serve", "mcp"}
 OF_RUNS = {"run", "fit", "validate", "test"}
 """Verbs of tests/cli/test_outputs_of_runs.py."""
 INPUT_OPTIONS = {"archive", "folders", "results", "resume"}
-"""Options with paths that are read, or of a run that goes on."""
+"""Options with paths that are only read, or of a resumed run."""
 
 
 def test_every_verb_and_every_output_option_is_tried_here() -> None:
@@ -145,14 +145,14 @@ def test_every_verb_and_every_output_option_is_tried_here() -> None:
             options |= {(verb, name) for name in outputs}
             sub_verbs |= {f"{verb} {sub_verb}"} if outputs and sub_verb else set()
     assert {verb for verb, _ in options} & READS == set()
-    # the default of predict and compare is --out, too
+    # --out of predict and compare has a default
     missing = {(verb, name) for verb, name in options if not any(a[0] == verb and f"--{name}" in a for a in tried)}
     assert missing == set()
     assert sub_verbs <= {" ".join(arguments[:2]) for arguments in tried}
 
 
 def output_options(function: Callable[..., int]) -> Iterator[str]:
-    """Options of a verb that name a path, by their types, and ``--sidecar`` and ``--out`` of `data export`, a URL."""
+    """Yield the path options of a verb, and ``--sidecar`` and ``--out`` of `data export`, which is a URL."""
     hints = get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
         if is_dataclass(hints[name]):
@@ -167,7 +167,7 @@ def filled(arguments: list[str], model: Path) -> list[str]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Files that would be uploaded."""
+    """Names of the files that would be uploaded."""
     sent: list[str] = []
 
     class Api:
@@ -234,7 +234,7 @@ WRITES = {
 def test_a_verb_run_twice_writes_only_its_outputs(case: str, home: Path, model: Path, hub: list[str]) -> None:
     arguments, outputs = WRITES[case]
     before = tree(home)
-    for _ in range(2):  # its own output needs no flag
+    for _ in range(2):  # overwriting its own output needs no flag
         hub.clear()
         assert main(filled(arguments, model)) in ((0, 1) if case == "data prepare" else (0,))
         assert changed(before, tree(home)) == set(outputs.split())

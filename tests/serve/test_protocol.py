@@ -1,4 +1,4 @@
-"""Connections of serve, by sockets: clients that stop sending, that leave, and that do not read.
+"""Connections of `serve` over sockets: clients that stop sending, that disconnect, and that do not read.
 
 The oracle is what a client observes on its socket, and the pairs that reach the captioner.
 """
@@ -20,7 +20,7 @@ SECONDS = 2.0
 
 
 class Server:
-    """The application in a thread, whose answers wait until they are released."""
+    """The application in a thread; its answers wait until they are released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from lightning_idc.serve.batcher import Batcher
@@ -91,7 +91,7 @@ def caption(client: http.client.HTTPConnection) -> str:
 @pytest.mark.parametrize("version", [10, 11])
 def test_a_client_that_only_stops_sending_is_answered_and_one_that_left_is_not(server: Server, version: int) -> None:
     first = server.post("first")
-    until(lambda: server.answered == ["first"])  # the others wait behind it
+    until(lambda: server.answered == ["first"])  # the other requests wait for this one
     waiting = server.post("waiting", version)
     waiting.sock.shutdown(socket.SHUT_WR)
     server.post("left").close()
@@ -123,7 +123,7 @@ def test_a_client_that_does_not_read_is_disconnected(server: Server) -> None:
     request = b"GET /samples/rules/before.png HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     silent, reader = (socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(2))
     with silent, reader:
-        silent.sendall(request * 40)  # 6 MB of answers, more than the buffers of a connection hold
+        silent.sendall(request * 40)  # 6 MB of answers, more than fits into the buffers of a connection
         reader.sendall(request * 40)
         size = 0
         while size < 40 * 162_271:

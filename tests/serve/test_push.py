@@ -1,4 +1,4 @@
-"""push: over HTTP to a hub on this machine, and back from it by the code of the card."""
+"""`push` over HTTP to a local hub, and loading from it by the code of the model card."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(ThreadingHTTPServer):
-    """What of the hub's API a push and a download of one repository ask for."""
+    """The part of the Hub API that pushing and downloading one repository needs."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
@@ -35,7 +35,7 @@ class Hub(ThreadingHTTPServer):
         self.tokens: set[str | None] = set()
 
     def entries(self) -> list[dict[str, Any]]:
-        """Files as the hub lists them, with the SHA-1 of their git blobs."""
+        """Return the files as the Hub lists them, with the SHA-1 of their git blobs."""
         return [
             {"type": "file", "path": f, "size": len(d), "oid": hashlib.sha1(b"blob %d\0" % len(d) + d).hexdigest()}
             for f, d in self.files.items()
@@ -46,7 +46,7 @@ class Answers(BaseHTTPRequestHandler):
     server: Hub
 
     def log_message(self, *unused: Any) -> None:
-        """Nothing on the terminal."""
+        """Print nothing to the terminal."""
 
     def answer(self, found: Any = None, status: int = 200, **headers: str) -> None:
         body = found if isinstance(found, bytes) else json.dumps(found).encode()
@@ -62,7 +62,7 @@ class Answers(BaseHTTPRequestHandler):
         self.server.tokens.add(self.headers["Authorization"])
         if self.server.refuses:
             self.answer({"error": "Forbidden: no write access"}, self.server.refuses)
-        elif self.path == "/api/validate-yaml":  # of the card
+        elif self.path == "/api/validate-yaml":  # of the model card
             self.answer({"errors": [], "warnings": []})
         elif self.path == "/api/repos/create":
             asked = json.loads(sent)
@@ -113,7 +113,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 
 def scored(folder: Path) -> Path:
-    """Results of a captioner that is always right."""
+    """Score captions that equal their references, and return the path of the results."""
     captions = {"a": "the cube moved", "b": "the ball is gone now"}
     for name, texts in (("said", captions), ("expected", {id: [text] for id, text in captions.items()})):
         (folder / f"{name}.json").write_text(json.dumps(texts))
@@ -141,7 +141,7 @@ def test_a_captioner_goes_to_the_hub_with_its_card_and_comes_back(
     assert "## Limits\n\nToys only." in card and "| ROUGE-L | 100.00 |" in card
     entries = yaml.safe_load(hub.files[".eval_results/coco.yaml"])
     assert {entry["dataset"]["task_id"]: entry["value"] for entry in entries}["coco_rouge_l"] == 100
-    # the code of the card, on another machine
+    # run the code of the model card, as on another machine
     (code,) = [part.removeprefix("python\n") for part in card.split("```")[1::2]]
     pair = lightning_idc.sample_pair()
     for name, path in zip(("before.png", "after.png"), pair, strict=True):

@@ -1,4 +1,4 @@
-"""Quotes of texts that changed. Oracles: texts that Pillow draws, and a reader that knows them."""
+"""Quotes of changed texts. Oracles: texts drawn with Pillow, and a reader with known results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def about(caption: str, boxes: list[list[int]] | None = None, size: tuple[int, i
 
 
 class Known:
-    """Reader that returns texts in turn, and remembers the sizes of what it read."""
+    """A reader that returns given texts in turn, and records the sizes of its inputs."""
 
     def __init__(self, *texts: str) -> None:
         self.texts, self.sizes = list(texts), list[tuple[int, ...]]()

@@ -1,7 +1,7 @@
-"""reg.json of compare in reg-cli's own reporter: every image of its page is a file, and a browser shows it.
+"""reg.json of `compare` in reg-cli's own reporter: every image of its page is a file and loads in a browser.
 
-reg-cli is an npm package: the tests that need it run with the folder of .ci/reg_cli after `npm ci`, which
-LIGHTNING_IDC_REG_CLI names.
+reg-cli is an npm package. The tests that need it run if LIGHTNING_IDC_REG_CLI names the folder of .ci/reg_cli after
+`npm ci`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHANGED = "sub folder/50% #1.png"
 
 @pytest.fixture
 def screenshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A changed, an unchanged, a new and a deleted image below shots/, and a current folder next to it."""
+    """Write a changed, an unchanged, a new and a deleted image below shots/, and enter a folder next to it."""
     page = Image.new("RGB", (64, 48), "white")
     changed = page.copy()
     changed.paste("navy", (8, 10, 24, 20))
@@ -113,4 +113,4 @@ def test_the_reporter_of_reg_cli_shows_every_image(screenshots: Path) -> None:
         [*command, (site / "count.html").as_uri()], capture_output=True, text=True, timeout=120, check=True
     ).stdout
     total, loaded = map(int, re.findall(r'<pre id="count">(\d+),(\d+)</pre>', dom)[0])
-    assert total == loaded == 4  # passed ones are folded
+    assert total == loaded == 4  # passed items are collapsed

@@ -1,4 +1,4 @@
-"""serve: as a process of its own, asked as clients ask it, wrongly and all at once."""
+"""`serve` as a separate process, with valid, invalid and simultaneous requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Client:
-    """Asks a running server."""
+    """Sends requests to a running server."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -38,7 +38,7 @@ class Client:
     def send(self, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            with suppress(BrokenPipeError):  # refused before all of it was sent; the answer is there
+            with suppress(BrokenPipeError):  # refused before all of it was sent, but answered
                 connection.request("GET" if body is None else "POST", path, body, headers)
             reply = connection.getresponse()
             return reply.status, reply.read()
@@ -80,7 +80,7 @@ def start(model: Path, port: int, *more: str) -> subprocess.Popen[str]:
 
 
 def ready(process: subprocess.Popen[str], port: int) -> Client:
-    """A client of a server that has started."""
+    """Wait until a server has started, and return a client of it."""
     client, until = Client(port), time.monotonic() + 120
     while time.monotonic() < until and process.poll() is None:
         try:
@@ -93,7 +93,7 @@ def ready(process: subprocess.Popen[str], port: int) -> Client:
 
 
 def gone(client: Client) -> None:
-    """Nothing answers any more."""
+    """Check that the server no longer answers."""
     until = time.monotonic() + 10
     with pytest.raises(OSError):
         while time.monotonic() < until:
@@ -112,7 +112,7 @@ def server(model: Path) -> Iterator[Client]:
         try:
             said = process.communicate(timeout=30)[1]
             assert process.returncode == 0 and "Traceback" not in said, said
-            gone(client)  # no worker is left behind
+            gone(client)  # no worker process remains
         finally:
             process.kill()
 
@@ -187,7 +187,7 @@ def test_malformed_requests_are_refused_and_nobody_else_notices(server: Client, 
     ]
     assert [found for found, _ in wrong] == [expected for _, expected in wrong]
     assert "never fetched" in server.chat(url, "http://127.0.0.1:1/a.png")[1]["error"]["message"]
-    with ThreadPoolExecutor(16) as pool:  # in one batch with good ones
+    with ThreadPoolExecutor(16) as pool:  # in one batch with valid requests
         jobs = [pool.submit(server.describe, before=data, after=b"junk" if n % 2 else data) for n in range(16)]
         assert [job.result()[0] for job in jobs] == [200, 422] * 8
 
@@ -240,7 +240,7 @@ def test_the_page_by_keyboard_and_by_rules_of_accessibility(server: Client) -> N
     with playwright.sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=BROWSER)
         for scheme in ("light", "dark"):
-            page = chromium.new_page(color_scheme=scheme, bypass_csp=True)  # axe is put into the page
+            page = chromium.new_page(color_scheme=scheme, bypass_csp=True)  # axe is injected into the page
             page.on("filechooser", lambda _: None)  # from the start, or the first one may open a window instead
             page.goto(f"http://127.0.0.1:{server.port}/")
             page.locator(".samples button").first.wait_for()
@@ -278,7 +278,7 @@ def test_connections_are_bounded(model: Path, draw: Draw) -> None:
     try:
         client = ready(process, port)
         idle = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(40)]
-        for connection in idle:  # headers that do not end
+        for connection in idle:  # headers without an end
             with suppress(OSError):  # closed already
                 connection.sendall(b"POST /describe HTTP/1.1\r\nHost: localhost\r\nX-a: ")
         assert client.describe(before=image, after=image)[0] == 200, "the oldest of them make room"
@@ -388,7 +388,7 @@ def test_requests_wait_until_there_is_room_for_their_bytes() -> None:
     statuses: list[int] = []
 
     async def run(seconds: float, refused: int) -> None:
-        """Answer no request before so many have been refused."""
+        """Answer no request before `refused` have been refused."""
         is_refused = asyncio.Event()
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -424,7 +424,7 @@ def test_requests_wait_until_there_is_room_for_their_bytes() -> None:
 
 
 def test_bodies_without_a_length_take_the_room_of_what_has_arrived() -> None:
-    """Small ones do not wait for each other, and of large ones that have arrived in part one is always received."""
+    """Small bodies do not wait for each other, and of large ones that have arrived in part, one is always received."""
     import asyncio
 
     from lightning_idc.serve.limits import Limits
@@ -433,7 +433,7 @@ def test_bodies_without_a_length_take_the_room_of_what_has_arrived() -> None:
     bodies: list[int] = []
 
     async def run(chunks: int, requests: int, together: int, seconds: float) -> None:
-        """Answer no request before so many have arrived."""
+        """Answer no request before `together` have arrived."""
         has_arrived = asyncio.Event()
 
         async def app(scope: Any, receive: Any, send: Any) -> None:

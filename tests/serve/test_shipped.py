@@ -1,4 +1,4 @@
-"""The captioners that come with the library: there, small, loadable by name, and right about their own sample."""
+"""The captioners included in the library: they exist, are small, load by name and describe their own sample."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_shipped_captioner_is_small_and_has_a_card_and_a_sample(name: str) -> 
     assert (folder / "model.safetensors").stat().st_size < 5e6
     assert "## Limits" in (folder / "README.md").read_text() and "## Scores" in (folder / "README.md").read_text()
     captioner = lightning_idc.load(name, device="cpu")
-    keeps_size = name == "web"  # screenshots are read at their native scale
+    keeps_size = name == "web"  # screenshots are read in their original size
     assert keeps_size == (captioner.input_spec.size is None)
     assert captioner.input_spec.domain and captioner.input_spec.channels == 3
     assert captioner.describe(*lightning_idc.sample_pair(name)).text
@@ -42,7 +42,7 @@ def test_the_python_block_of_the_readme_runs_as_typed(capsys: pytest.CaptureFixt
 
 
 def test_without_a_model_rules_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A captioner of rendered scenes knows nothing of photographs, and it answered about them."""
+    """The former default, a captioner of rendered scenes, also answered about photographs, which it does not know."""
     image = Image.new("RGB", (120, 80), (200, 200, 200))
     image.save(tmp_path / "before.png")
     image.paste((220, 20, 20), (80, 8, 104, 28))
@@ -95,7 +95,7 @@ def test_the_page_captioner_names_and_locates_the_change_of_its_sample() -> None
     captioner = lightning_idc.load("web", device="cpu")
     before, after = lightning_idc.sample_pair("web")
     (answer,) = answer_pairs(captioner, [captioner.input_spec.read(before, after)])
-    # what the generator changed: the font size of the link "Watch", from 17 to 21.2 pixels
+    # the generator changed the font size of the link "Watch" from 17 to 21.2 pixels
     assert claimed_operator(answer.caption) == "font_size" and "larger" in answer.caption
     (box,) = answer.boxes
     assert answer.changed and box_iou(box, (55, 606, 136, 648)) > 0.5
@@ -130,7 +130,7 @@ def test_models_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_folder_of_a_captioner_comes_before_a_shipped_captioner_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``open_model`` and ``resolve`` have one order."""
+    """``open_model`` and ``resolve`` use the same order."""
     name = sorted(shipped_models())[0]
     other = next(path for other, path in shipped_models().items() if other != name)
     shutil.copytree(other, tmp_path / name)

@@ -1,4 +1,4 @@
-"""Scenes by tiles, and their boxes on a map. Oracles: coordinates by hand, and the rules on the scene as one."""
+"""Scenes in tiles, and their boxes on a map. Oracles: coordinates by hand, and the rules on the whole scene."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UTM33 = (1, 1, 0, 3, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32633)
 
 
 def geotiff(path: Path, values: np.ndarray, keys: tuple[int, ...] = UTM33, **tags: Any) -> Path:
-    """A GeoTIFF with half-metre pixels whose upper left corner is at 500,000 east and 4,600,000 north."""
+    """Write a GeoTIFF with half-metre pixels whose upper left corner is at 500,000 east and 4,600,000 north."""
     scale, tiepoint = (0.5, 0.5, 0.0), (0.0, 0.0, 0.0, 500_000.0, 4_600_000.0, 0.0)
     extra: list[Any] = [(33550, "d", 3, scale, True), (33922, "d", 6, tiepoint, True)]
     if "matrix" in tags:
@@ -129,7 +129,7 @@ def test_boxes_of_any_describer_are_clipped_to_the_image() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_boxes_of_rules_lie_in_the_view_of_the_first_image(seed: int) -> None:
-    """Views that moved, turned or grew, with objects at their borders; the clevr sample by tiles had some outside."""
+    """Shifted views with objects at their borders; on the clevr sample in tiles, some boxes were outside."""
     random = np.random.default_rng(seed)
     large = random.integers(60, 200, (3, 14, 14), dtype=np.uint8).repeat(12, 1).repeat(12, 2)
     before, (dx, dy) = large[:, 24:120, 24:120], random.integers(-14, 15, 2)

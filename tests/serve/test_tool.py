@@ -1,4 +1,4 @@
-"""mcp: the official client starts the server as an agent does, and asks over stdio."""
+"""`mcp`: the official client starts the server like an agent, and calls it over stdio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ mcp = pytest.importorskip("mcp", reason="needs the extra mcp")
 
 
 def test_nothing_outside_the_folders_is_read(draw: Callable[..., Path], tmp_path: Path) -> None:
-    """Links are followed before the check, those of masks and of a folder too; oracle: which files lie below it."""
+    """Links are resolved before the check, also those of masks and folders. Oracle: the files below the folder."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     from lightning_idc.serve.opening import ModelOptions

@@ -1,4 +1,4 @@
-"""Where: the cells that a caption depends on, for any captioner."""
+"""Location of a change: the cells that a caption depends on, for any captioner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_idc.nn.vocabulary import Vocabulary
 
 
 class Differs(nn.Module):
-    """Says one word, and then its end, the more surely, the more the images differ."""
+    """Returns one word and then the end token, with a confidence that grows with the difference of the images."""
 
     def __init__(self, words: int, end: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def captioner(**options: Any) -> DiffersCaptioner:
 
 
 def pair(size: int, *squares: tuple[int, int, int, int]) -> PairSample:
-    """A square at x, y of a width differs by so many grey levels."""
+    """Return a pair with squares (x, y, width, levels) that differ by a number of grey levels."""
     before = torch.randint(0, 100, (3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     after = before.clone()
     for x, y, width, levels in squares:
@@ -57,7 +57,7 @@ def test_the_strongest_change_is_the_peak_and_every_change_has_a_box() -> None:
     assert 24 <= x1 <= 27 and 4 <= y1 <= 7 and 33 <= x2 <= 36 and 13 <= y2 <= 16
     weaker = result.map[int(32 * 32 / 40), int(7 * 32 / 40)]
     assert 0 < weaker < 1
-    assert not bool(result.map[:, :3].any()) and not bool(result.map[:3].any())  # what is equal does not matter
+    assert not bool(result.map[:, :3].any()) and not bool(result.map[:3].any())  # unchanged cells have no effect
     assert len(boxes_of(result.map, float(weaker) / 2)) == 2
 
 

@@ -52,7 +52,7 @@ def data_of(html: str) -> dict[str, list[dict[str, object]]]:
 
 
 def pictures_of(html: str) -> list[list[str]]:
-    """Addresses of the pictures of each pair."""
+    """Return the image addresses of each pair."""
     return [json.loads(text) for text in re.findall(r'<script type="application/json" id="pictures-\d+">(.*)<', html)]
 
 

@@ -1,4 +1,4 @@
-"""Things on a plain ground that another light and another point of view leave as they are."""
+"""ChangedThings on squares on a plain background, under changes of light and viewpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIDE = 18
 
 
 def scene(shift: tuple[int, int] = (0, 0), light: float = 1.0, **instead: str | None) -> Tensor:
-    """Squares on a gray ground that gets darker downwards, all of it shifted and in some light."""
+    """Return squares on a grey background that darkens downwards, all shifted and lit by a factor."""
     ground = torch.linspace(150, 110, 128)[None, :, None].expand(3, 128, 128).clone()
     for name, (x, y) in PLACES.items():
         color = instead.get(name, name)
@@ -68,7 +68,7 @@ def test_light_and_camera_alone_give_no_region() -> None:
 @pytest.mark.parametrize("light", [0.75, 1.2])
 def test_gray_object_is_detected_by_its_outline(light: float) -> None:
     first, second = scene(), scene(light=light)
-    for image, factor in ((first, 1.0), (second, light)):  # in both, so that what stays is no region
+    for image, factor in ((first, 1.0), (second, light)):  # in both images, so it is not a region
         image[:, 10:28, 60:78] = round(90 * factor)
     first[:, 50:68, 14:32] = 165
     (found,) = ChangedThings().regions([first], [second])
@@ -79,7 +79,7 @@ def test_gray_object_is_detected_by_its_outline(light: float) -> None:
 
 def test_removed_one_of_two_touching_objects_is_detected() -> None:
     first, second = scene(), scene(light=0.8)
-    first[:, 30:48, 98:116] = torch.tensor(COLORS["blue"], dtype=torch.uint8)[:, None, None]  # beside the blue one
+    first[:, 30:48, 98:116] = torch.tensor(COLORS["blue"], dtype=torch.uint8)[:, None, None]  # touches the blue one
     (found,) = ChangedThings().regions([first], [second])
     assert [region.image_index for region in found] == [0] and near(found[0].box, (98, 30, 116, 48))
 
@@ -97,6 +97,6 @@ def test_other_images_use_the_fallback() -> None:
 
 @pytest.mark.parametrize("size", [(427, 640), (34, 1000), (1000, 34)])
 def test_boxes_of_a_resized_image_end_at_its_border(size: tuple[int, int]) -> None:
-    """The sides of a reduced picture are rounded to whole pixels, each for itself."""
+    """The sides of a reduced image are rounded to whole pixels independently of each other."""
     mask = resized(np.ones(size, np.float32), 128) > 0
     assert region_of(mask, size, 1.0).box == (0, 0, size[1], size[0])

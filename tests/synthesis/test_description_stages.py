@@ -1,4 +1,4 @@
-"""Implicit-change descriptions: what the template lets through."""
+"""Implicit-change descriptions: which answers the template accepts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytest.importorskip("cv2")  # here, since importing it changes the environment
 
 
 def reason(answer: str, cut_off: bool = False) -> str:
-    """Why an answer is refused."""
+    """Return why an answer is rejected."""
     result = object_descriptions(answer, cut_off)
     assert isinstance(result, Rejection), result
     return result.reason
@@ -149,7 +149,7 @@ GENERATIONS = {
 
 
 def pieces(text: str) -> list[str]:
-    """Word pieces that BERT's vocabulary could have for a text, whole words."""
+    """Return the word pieces that BERT's vocabulary could have for a text, as whole words."""
     return [*BERT_SPECIALS, *sorted(set(re.findall(r"\w+|[^\w\s]", text.lower())))]
 
 

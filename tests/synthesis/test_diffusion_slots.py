@@ -1,4 +1,4 @@
-"""Prompt-to-prompt and inpainting on a tiny random SDXL: what is shared and what stays as it was."""
+"""Prompt-to-prompt and inpainting on a tiny random SDXL: what is shared and which pixels stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captions and their twins: the lexicon, WordNet's files, and answers of a language model."""
+"""Captions and their edited versions: the lexicon, WordNet's files, and answers of a language model."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from lightning_idc.utils.errors import ConfigError, IDCError
 
 
 class Server:
-    """Answers with what it was asked, counts, and fails as it is told to."""
+    """Answers with the text of the prompt, counts requests, and fails with the status codes in `fail`."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -216,7 +216,7 @@ def test_thoughts_and_truncated_answers(
 
 
 def test_every_reader_of_answers_uses_one_function() -> None:
-    """Fields of a choice are read in one file, and what local models generate is decoded by one module."""
+    """One file reads the fields of a choice, and one function decodes the output of local models."""
     package = Path(module.__file__).parents[2]
     pattern = re.compile(r"""\[["']message["']\]|get\(["'](message|choices)["']\)""")
     sources = {file.relative_to(package).as_posix(): file.read_text(encoding="utf-8") for file in package.rglob("*.py")}

@@ -1,4 +1,4 @@
-"""One shard is the unit: without a Trainer, by several processes at once, and whatever a record does to its stage."""
+"""Shards are the unit of work: without a Trainer, with several processes, and when a record fails in a stage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIZES = {"batch_size": 4, "shard_size": 6}
 
 
 def begun(target: Path, count: int = 40) -> tuple[Job, Shade]:
-    """A job that is ready to make shards."""
+    """Return a job that is ready to process shards, and its stage."""
     job, stage = Job(Numbers(count), target, **SIZES), Shade(pause=0.02)
     job.begin(stage)
     job.open(stage)
@@ -64,7 +64,7 @@ def test_row_count_is_not_mistaken_for_a_shard_number(tmp_path: Path) -> None:
 
 
 def test_images_of_a_killed_attempt_are_removed(tmp_path: Path) -> None:
-    """A stage whose answers differ from run to run must not leave a record with the images of another attempt."""
+    """A record is never stored with images of another attempt, even if the stage is not deterministic."""
     job, stage = begun(tmp_path / "a")
     job.process_shard(stage, 1)
     shard(tmp_path / "a", 1).unlink()
@@ -137,7 +137,7 @@ def test_ten_killed_workers_lose_or_duplicate_nothing(tmp_path: Path) -> None:
 
 
 def test_tasks_of_an_array_share_the_shards_and_the_last_completes(tmp_path: Path) -> None:
-    """Shards k::n; the store is complete when all tasks were run, in any order."""
+    """Task k of n makes the shards k::n; the store is complete when all tasks have run, in any order."""
     for task, made in ((2, {2, 5}), (0, {0, 2, 3, 5, 6}), (1, set(range(7)))):
         store = run(Shade(), Numbers(40), tmp_path / "a", task=task, tasks=3, **SIZES)
         assert shards_of(tmp_path / "a") == made and (store is None) == (task != 1)
@@ -167,7 +167,7 @@ def test_explicit_task_overrides_slurm(tmp_path: Path, monkeypatch: pytest.Monke
 def test_array_with_gaps_needs_an_explicit_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, last: str, count: str
 ) -> None:
-    """Tasks that failed are submitted again by their numbers, as ``--array=3,7``: they are not 0 and 1 of 2."""
+    """Failed tasks are resubmitted by their numbers, as ``--array=3,7``, and must not become tasks 0 and 1 of 2."""
     for name, value in (("ID", number), ("MIN", number), ("MAX", last), ("COUNT", count)):
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
     for options in ({}, {"tasks": 8}):
@@ -178,7 +178,7 @@ def test_array_with_gaps_needs_an_explicit_task(
 
 
 class Fragile(PipelineStage):
-    """Adds 1, and raises an error where it meets a number."""
+    """Adds 1; raises an error for poisoned numbers and for large batches."""
 
     def __init__(self, poisoned: set[int], largest: int = 100, kind: type[Exception] = ValueError) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Fragile(PipelineStage):
     def process(self, records: list[Record]) -> list[Record]:
         self.batches.append(len(records))
         for record in records:
-            record.facts["plus"] = record.facts["number"] + 1  # before the error: it must not be seen later
+            record.facts["plus"] = record.facts["number"] + 1  # before the error: this change must be discarded
         bad = [record.facts["number"] for record in records if record.facts["number"] in self.poisoned]
         if bad:
             raise ValueError(f"cannot take {bad[0]}")
@@ -242,7 +242,7 @@ def test_out_of_memory_halves_the_batch_permanently(tmp_path: Path, kind: type[E
 
 
 class Pictured(Numbers):
-    """Records with a picture of 400 x 300 pixels."""
+    """Records with an image of 400 x 300 pixels."""
 
     def record(self, index: int) -> Record:
         record = super().record(index)
@@ -279,7 +279,7 @@ def test_image_format(tmp_path: Path, image_format: str, start: bytes) -> None:
 
 @pytest.mark.slow
 def test_many_decoded_images_need_few_open_files(tmp_path: Path) -> None:
-    """The paper's filter reads 128 pairs a step; a descriptor for each picture would end the run."""
+    """The paper's filter reads 128 pairs per step; one file descriptor per image would exceed the limit."""
     script = (
         "import resource, sys, torch; from helpers.toy_stages import Numbers, Shade; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])); "
@@ -297,7 +297,7 @@ def test_many_decoded_images_need_few_open_files(tmp_path: Path) -> None:
 
 
 class Weighted(ModelInterface):
-    """A model with weights of a file."""
+    """A model whose weights come from a file."""
 
     def __init__(self, weights: str) -> None:
         super().__init__()
@@ -332,7 +332,7 @@ def test_time_of_every_shard_is_logged(tmp_path: Path) -> None:
 
 
 def test_truncated_progress_line_is_ignored(tmp_path: Path) -> None:
-    """A machine that loses power, or a disk that is full, leaves a part of the last line."""
+    """After a power loss, or on a full disk, only a part of the last line is written."""
     Job(Numbers(20), tmp_path / "a", shard_size=8).begin(MapStage(_as_it_is))
     (tmp_path / "a" / PROGRESS).write_text('{"shard": 0, "rec')
     run(MapStage(_as_it_is), Numbers(20), tmp_path / "a", shard_size=8)
@@ -362,7 +362,7 @@ def _as_it_is(record: Record) -> Record:
 
 @pytest.mark.slow
 def test_launchers_write_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a run writes its configuration beside its results
+    monkeypatch.chdir(tmp_path)  # a run writes its configuration next to its results
     photos = tmp_path / "photos"
     photos.mkdir()
     for number in range(5):
@@ -400,7 +400,7 @@ def test_grown_source_is_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_stays_flat_over_many_records(tmp_path: Path) -> None:
-    """30,000 records; what is held is one shard and the maps of the source."""
+    """With 30,000 records, memory holds one shard and the memory maps of the source."""
     captions = Sentences([f"caption {number}" for number in range(30_000)])
     run(Letters(), Sentences(["a"]), tmp_path / "warm")
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Records leave for data-juicer and the hub, and come back."""
+"""Records are exported to data-juicer and the Hub, and imported again."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_other_lines_are_rejected(tmp_path: Path) -> None:
 
 
 class LocalHub:
-    """What `push_records` asks of the hub, in a folder."""
+    """The methods of the Hub API that `push_records` calls, for a local folder."""
 
     place: Path
 
@@ -175,7 +175,7 @@ def test_duplicate_ids_are_errors(tmp_path: Path) -> None:
 
 
 def test_released_file_names(tmp_path: Path) -> None:
-    ids = ["\u4e00" * 80, "\u4e00" * 79 + "b", "c"]  # of 400 signs as they are
+    ids = ["\u4e00" * 80, "\u4e00" * 79 + "b", "c"]  # up to 400 characters when escaped
     file = tmp_path / "in.jsonl"
     file.write_text("".join(json.dumps({"id": id, "text": "A bus."}) + "\n" for id in ids))
     photo = io.BytesIO()

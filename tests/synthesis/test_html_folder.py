@@ -175,7 +175,7 @@ def test_the_same_source_gives_the_same_pairs(changed: RecordStore, root: Path, 
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[str]]]:
-    """A web server on this machine, and the paths that are requested from it."""
+    """A local web server, and the paths requested from it."""
     requests: list[str] = []
 
     class Handler(SimpleHTTPRequestHandler):
@@ -190,7 +190,7 @@ def server() -> Iterator[tuple[str, list[str]]]:
 
 
 def one(folder: Path, body: str, missing_sheets: float = 0.0, **facts: Any) -> Record:
-    """The record of one page after `ChangeHtml`."""
+    """Return the record of one page after `ChangeHtml`."""
     (folder / "site").mkdir(exist_ok=True)
     (folder / "site/a.html").write_text(f"<!doctype html><body style='background:#fff'>{body}")
     source = HtmlFolder(str(folder), 1, no_change=1.0, widths=[200], height=120)
@@ -258,7 +258,7 @@ def test_a_page_is_restored_for_its_next_pair(edit: str, root: Path) -> None:
     source = HtmlFolder(str(root), 2, pairs_per_page=2, no_change=0.0, widths=[400], height=300)
     records, alone, stage = [source.record(index) for index in (0, 1)], source.record(1), ChangeHtml()
     records[0].facts["edit"] = edit
-    for run_of_pairs in (records, [alone]):  # each in a browser of its own
+    for run_of_pairs in (records, [alone]):  # each in its own browser
         try:
             stage.process(run_of_pairs)
         finally:
@@ -280,12 +280,12 @@ def test_unchanged_pages_have_the_noise_of_their_record(noise: str, is_equal: bo
     assert (
         record.facts["edit"] == "no_change" and record.dropped is None and "nothing changed" in record.facts["captions"]
     )
-    if is_equal is not None:  # whether hinting shows depends on the fonts of the machine
+    if is_equal is not None:  # whether hinting is visible depends on the installed fonts
         assert torch.equal(before, after) == is_equal
     if noise == "cursor":
         rows, columns = (before != after).any(0).nonzero().T
         assert int(columns.max() - columns.min()) == 0 and int(rows.max() - rows.min()) == 17
     if noise == "scroll":
         assert torch.equal(before[:, 1:], after[:, :-1])
-    if noise == "hinting":  # glyphs at the same positions, which is noise and no change of the page
+    if noise == "hinting":  # glyphs at the same positions are noise, not a change of the page
         assert noise_of(before.numpy(), after.numpy()) is not None or torch.equal(before, after)

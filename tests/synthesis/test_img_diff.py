@@ -1,4 +1,4 @@
-"""Img-Diff: the filters against hand-made cases, the area generator against the truth of rendered scenes."""
+"""Img-Diff: the filters on hand-made cases, the area generator against the ground truth of rendered scenes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ pytest.importorskip("cv2")  # here, since importing it changes the environment
     [(False, 0.0, 0.9, 0.8), (True, 0.0, 0.85, 0.88), (True, 0.7, 0.7, 0.7)],
 )
 def test_boxes_match_rendered_objects(light: bool, camera: float, precision: float, recall: float) -> None:
-    # no threshold was chosen on these scenes
+    # no threshold was tuned on these scenes
     records = DifferenceAreas(filters="embedded").transform(scenes(40, 128, light, camera, seed=11))
     measured = box_scores(records)
     assert measured["true"] > 40
@@ -60,7 +60,7 @@ def test_boxes_match_rendered_objects(light: bool, camera: float, precision: flo
 
 
 class Similarity(ImageEncoder):
-    """Encodes a flat picture so that the cosine of two is what their red values say: see `pair_of`."""
+    """Encodes a plain image so that the cosine of two is set by their red values: see `pair_of`."""
 
     def encode(self, images: list[torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
         angle = torch.tensor([float(image[0, 0, 0]) / 100 for image in images])
@@ -78,7 +78,7 @@ class Boxes(Segmenter):
 
 
 class Score(ImageTextMatcher):
-    """The score is written into the text."""
+    """Reads the score from the text."""
 
     def match(self, images: list[torch.Tensor], texts: list[str]) -> torch.Tensor:  # type: ignore[override]
         return torch.tensor([float(text) for text in texts])
@@ -187,7 +187,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestWholePipeline:
-    """Real photographs through every stage with the embedded slots."""
+    """All stages on real photographs, with the embedded slots."""
 
     @pytest.mark.slow
     def test_every_record_is_kept_or_says_why_not(self, folder: Path) -> None:
@@ -220,7 +220,7 @@ class TestWholePipeline:
 
     @pytest.mark.slow
     def test_release_round_trip(self, folder: Path) -> None:
-        """Our reader of the authors' layout finds every box, question, caption and picture that was written."""
+        """Our reader of the authors' layout returns every box, question, caption and image that was written."""
         data = ImgDiff(folder / "release", official=False, shares=(1.0, 0.0, 0.0))
         problems = check_benchmark(data)
         assert not [text for text in problems if "missing" in text], "every picture lies where the authors have it"
@@ -277,7 +277,7 @@ class TestWholePipeline:
         truths = [r.facts["truth"] for r in RecordStore(tmp_path / "set") if r.dropped is None]
 
         class Half(VisionLanguageModel):
-            """Right every second time; it is shown both pictures in one with a bar and two red boxes."""
+            """Answers every second question correctly; its input is one image of both sides with a bar between them."""
 
             def answer(self, images: list[list[torch.Tensor]], prompts: list[str]) -> list[str]:  # type: ignore[override]
                 assert all(image.shape == (3, 128, 2 * 128 + 20) for (image,) in images)

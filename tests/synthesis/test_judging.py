@@ -1,4 +1,4 @@
-"""Judges of pictures and answers: what they say, and what is made of it."""
+"""Judges of images and answers: what they reply, and how it is used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Says(VisionLanguageModel):
 
 
 def test_unnatural_image_filter_asks_about_the_joined_image() -> None:
-    """One question for a pair, and only "no" anywhere in the answer drops it (unnatural_images_filter.py:161-164)."""
+    """A pair gets one question, and "no" anywhere in the answer drops it (unnatural_images_filter.py:161-164)."""
     asked: list[tuple[tuple[int, ...], str]] = []
 
     class Asked(Says):

@@ -22,7 +22,7 @@ pytest.importorskip("cv2")  # here, since importing it changes the environment
 
 
 class Vectors:
-    """Records whose features are given."""
+    """Records with given features."""
 
     def __init__(self, clip: np.ndarray, dino: np.ndarray) -> None:
         self.clip, self.dino = clip, dino
@@ -131,7 +131,7 @@ def test_photographs_are_paired_within_their_class(tmp_path: Path) -> None:
 
     photos = SamplePhotos(copies=2)
     store = run(Features(), photos, tmp_path / "features")
-    window = SimilarityRange(0.9, 1.01, 0.9, 0.9)  # copies, in half precision
+    window = SimilarityRange(0.9, 1.01, 0.9, 0.9)  # matches copies, in half precision
     pairs = run(SimilarPairs(str(store.folder), clip=window, dino=window), str(store.folder), tmp_path / "pairs")
     made = [r.facts for r in pairs if r.dropped is None]
     assert {(f["first"].split("#")[0], f["second"].split("#")[0]) for f in made} == {(n, n) for n in photos.names}
@@ -142,7 +142,7 @@ def test_dropped_records_are_not_paired(vectors: Vectors, tmp_path: Path) -> Non
     def unreadable_or_double(record: Record) -> Record:
         number = int(record.id[1:])
         if number % 9 == 0:
-            record.arrays = {}  # as of an image that could not be read
+            record.arrays = {}  # as for an image that could not be read
         if number % 9 in (0, 1, 2):
             record.history.append({"stage": "other"})
             record.drop("not wanted")

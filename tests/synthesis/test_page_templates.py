@@ -107,7 +107,7 @@ def test_sites_are_released_in_the_splits_that_name_them(tmp_path: Path) -> None
 
 @pytest.fixture
 def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for npm that writes the archive at the returned path, and notes that it ran."""
+    """A stand-in for npm that copies the archive at the returned path, and logs its calls."""
     archive, tools = tmp_path / "archive.tgz", tmp_path / "bin"
     tools.mkdir()
     (tools / "npm").write_text(f"#!/bin/sh\necho $* >> {tmp_path}/calls\ncp {archive} theme-1.0.tgz\n")

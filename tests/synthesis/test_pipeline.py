@@ -1,4 +1,4 @@
-"""The core: what a stage leaves behind is the same whatever happened on the way."""
+"""Core of the pipeline: batches, workers and interruptions do not change the records of a stage."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_corrupt_source_shard_is_an_error(tmp_path: Path) -> None:
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
     run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=6)
     intact, stage = digests(tmp_path / "b"), MapStage(number_plus, reads=("picture",))
-    for source, table in (("a", "records"), ("b", "images")):  # the images of b lie in a
+    for source, table in (("a", "records"), ("b", "images")):  # the images of b are stored in a
         flip(shard(tmp_path / "a", 2, table), 0.5)
         forget_checks()
         damaged = rf"a/{table}-00002.* is damaged: .*; remove that file and run its stage again"
@@ -181,13 +181,13 @@ def test_a_stage_checks_only_what_it_reads(tmp_path: Path) -> None:
 
 
 def forget_checks() -> None:
-    """Forget what this process has checked, as a new process has."""
+    """Clear the record of checked shards, as in a new process."""
     shards._checked.clear()
     shards.open_shard.cache_clear()
 
 
 def flip(path: Path, share: float) -> None:
-    """Change a byte of a file at a share of its length, and nothing else that can be seen of it."""
+    """Change one byte at a fraction of the length of a file, but not its size or time."""
     stat, data = path.stat(), bytearray(path.read_bytes())
     data[int(share * len(data))] ^= 1
     path.write_bytes(data)

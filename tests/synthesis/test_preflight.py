@@ -1,4 +1,4 @@
-"""What would stop a pipeline is said before its first stage, all of it at once."""
+"""The preflight reports all problems of a pipeline at once, before its first stage."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_weights_larger_than_memory_are_a_problem(tmp_path: Path) -> None:
     tokenizer().save_pretrained(folder)
     LlamaConfig(num_hidden_layers=1).save_pretrained(folder)
     with (folder / "model.safetensors").open("wb") as file:
-        file.truncate(10**13)  # ten terabytes that take no room
+        file.truncate(10**13)  # ten terabytes in a sparse file
     (problem,) = preflight([step("edit", edits(chat(model=str(folder))))], tmp_path)
     assert "the weights have 10000.0 GB" in problem and "quantization" in problem
     loading = {"device_map": "auto"}

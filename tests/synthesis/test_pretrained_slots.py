@@ -1,4 +1,4 @@
-"""The slots with pretrained models, on tiny random ones: what goes in, what comes out, one by one and in batches."""
+"""Slots with pretrained models, here tiny random ones: inputs and outputs, one by one and in batches."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_sam_segments_both_images(tmp_path: Path, pictures: list[torch.Tensor]) 
     slot.batch_size = 1
     for together, alone in zip(regions_of_pairs, slot.regions(pictures, twins), strict=True):
         assert [region.box for region in together] == [region.box for region in alone] != []
-    # the masks of one picture are those of the pipeline of transformers
+    # the masks of one image equal those of the pipeline of transformers
     pipeline = MaskGenerationPipeline(model=slot.net, image_processor=slot.processor)
     options = {"points_per_crop": 6, "pred_iou_thresh": -1e9, "stability_score_thresh": -1.0}
     expected = pipeline(as_pil(pictures[:1])[0], **options)
@@ -199,7 +199,7 @@ def test_vision_language_model_marks_truncated_answers(llava: str, pictures: lis
 
 
 class Recorded:
-    """A tokenizer that keeps what it was given and made."""
+    """A tokenizer that records the token ids that it returns."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.rows = tokenizer, []  # type: ignore[var-annotated]

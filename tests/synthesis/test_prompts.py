@@ -1,4 +1,4 @@
-"""The questions, numbers and rules are the authors', one by one; what is not says why."""
+"""Prompts, numbers and rules equal those of the authors, one by one; every deviation gives a reason."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def default(kind: type, name: str) -> Any:
 
 
 def of_recipe(name: str, kind: str) -> dict[str, Any]:
-    """Arguments of the first class of that name in a recipe."""
+    """Return the arguments of the first class of that name in a recipe."""
 
     def search(value: Any) -> Any:
         if isinstance(value, dict):
@@ -142,7 +142,7 @@ def file_name(model: str) -> str:
 
 
 def our_numbers() -> dict[str, Any]:
-    """What the paper's recipes, the presets and the slots have for each number of the authors."""
+    """Return our value of each of the authors' numbers, from the paper's recipes, the presets and the slots."""
     return {**of_edits_and_painting(), **of_replacement(), **of_removal(), **of_data_juicer()}
 
 
@@ -165,7 +165,7 @@ def of_edits_and_painting() -> dict[str, Any]:
 
 
 def most_shared_places() -> int:
-    """Places up to which a layer's self-attention is shared."""
+    """Return the largest number of positions at which a layer's self-attention is shared."""
     control: Any = SimpleNamespace(step=0, self_steps=20.0)
     layer = _SharedAttention(control, cross=False)
     return max(side * side for side in range(1, 200) if layer._is_shared(side * side))
@@ -263,7 +263,7 @@ def test_numbers_equal_the_authors(authors: dict[str, Any]) -> None:
 
 
 def edited(answer: str, caption: str = "A dog sleeps.") -> Record:
-    """A record after a language model gave this answer."""
+    """Return the record after a language model gave this answer."""
     (record,) = PromptedEdits(Canned([answer])).transform([Record("a", {"caption": caption})])
     return record
 
@@ -286,7 +286,7 @@ def rule_edit_answer_cleaned(rule: dict[str, Any]) -> None:
 
 
 def rule_never_painted(rule: dict[str, Any]) -> None:
-    """No such twin is left when captions are edited, so that none is painted or scored."""
+    """Editing leaves no such caption, so none is painted or scored."""
     for word in rule.get("words", ["replaced"]):
         assert edited(f"A dog, {word}, sleeps.").dropped is not None
     assert "---" not in edited("A cat --- sleeps --- well").facts["captions"][1]
@@ -323,7 +323,7 @@ def rule_boxes_of_both(rule: dict[str, Any]) -> None:
 
 
 def overlapping(preset: str) -> list[bool]:
-    """Of two boxes that overlap, the second the more different one, which is kept."""
+    """Return which of two overlapping boxes are kept; the second one differs more between the images."""
     areas = [
         {"box": [0, 0, 100, 100], "similarity": 0.8, "dropped": None},
         {"box": [0, 0, 100, 90], "similarity": 0.1, "dropped": None},

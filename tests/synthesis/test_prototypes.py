@@ -1,4 +1,4 @@
-"""The captioner without weights: it knows the library that was pasted, and says nothing about anything else."""
+"""The captioner without weights names objects of the library that was pasted, and rejects everything else."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_real_pairs_are_rejected(shared: Path, tmp_path: Path) -> None:
 
 
 class PairsOf(PasteEdits):
-    """A picture twice, which nobody here pasted anything into."""
+    """An image and its mirror image as a pair, without a pasted object."""
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:

@@ -1,4 +1,4 @@
-"""Ray's workers make what this process makes, whoever of them dies."""
+"""Ray workers make the same records as this process, even if some are killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pool.launch(Shade(seed=1, wait_for=sys.argv[3]), Job(sys.argv[1], sys.argv[2], *
 
 
 def kill_workers(target: Path, folder: Path, killed: list[int]) -> None:
-    """Kill both workers at once while they are at work, when a shard has been made, and write a file after that."""
+    """Kill both workers at once after the first shard has been made, then create a marker file."""
     while not killed:
         processes = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
         workers = [int(path.name) for path in processes if is_worker(path, str(folder))]
@@ -56,7 +56,7 @@ def is_worker(path: Path, mark: str) -> bool:
 @pytest.mark.dist
 @pytest.mark.timeout(1500)
 def test_killed_workers_do_not_change_the_bytes(tmp_path: Path) -> None:
-    """Neither do workers that read the store of an earlier stage."""
+    """The workers also read the store of an earlier stage."""
     source, target, killed = tmp_path / "source", tmp_path / "ray", list[int]()
     sizes = {"batch_size": 4, "shard_size": 6}
     run(Shade(), Numbers(42), source, **sizes)

@@ -1,4 +1,4 @@
-"""Thresholds that are applied to stored scores keep what the stages would have kept, and no model runs again."""
+"""Thresholds applied to stored scores keep the same records as the stages, and no model runs again."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_refilter_equals_a_run_with_the_preset(preset: str, edited: Path, scored
     direct = run(stages(preset), str(edited), tmp_path / "direct")
     again = run(Refilter(preset), str(scored.folder), tmp_path / "again")
     assert [outcome(record) for record in again] == [outcome(record) for record in direct]
-    # the presets are not alike, or this shows nothing
+    # some records are kept, so the comparison is not empty
     assert 0 < direct.counts()[0] <= scored.counts()[0]
 
 
@@ -95,7 +95,7 @@ def test_uncaptioned_region_suppresses_overlaps_like_a_run(empty: str) -> None:
 
     class Halves(ImageEncoder):
         def encode(self, images: list[Tensor]) -> Tensor:  # type: ignore[override]
-            """The larger box differs more, and whole pictures are not compared."""
+            """Encode crops so that the larger box differs more; whole images are not compared."""
             way = [0.0 if image.float().mean() > 150 else 2.0 if image.shape[1] == 40 else 1.0 for image in images]
             return torch.tensor([[math.cos(angle), math.sin(angle)] for angle in way])
 
@@ -110,7 +110,7 @@ def test_uncaptioned_region_suppresses_overlaps_like_a_run(empty: str) -> None:
 
     class Tells(DifferenceTeller):
         def tell(self, before: list[Tensor], after: list[Tensor], captions: list[tuple[str, str]]) -> list[str]:  # type: ignore[override]
-            # of two boxes it is asked about the larger one first
+            # the larger of two boxes comes first
             return ["", "it grew"][: len(captions)] if empty == "answer" else ["it grew"] * len(captions)
 
     def passed(filters: str) -> Record:
@@ -142,7 +142,7 @@ def test_filtered_records_cannot_be_refiltered(edited: Path, scored: RecordStore
 
 @pytest.mark.slow
 def test_missing_pairs_cannot_be_restored(edited: Path, tmp_path: Path) -> None:
-    """A wider window of similarity, as Table 17 (4) has it, would find none but those that the narrower one kept."""
+    """A wider similarity range, as in Table 17 (4), could only find pairs that the narrower one kept."""
     parts = [PairSimilarity(filters="embedded"), DifferenceAreas(filters="scores"), RegionCaptions(filters="scores")]
     store = run(Sequential(parts), str(edited), tmp_path / "some")
     with pytest.raises(ConfigError, match=r"pairs .* PairSimilarity already; .*filters: scores"):
@@ -181,7 +181,7 @@ def test_parquet_page_checksums_detect_a_flipped_bit(scored: RecordStore, tmp_pa
 
     path = Path(export_records(scored, str(tmp_path / "out"))[0])
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4  # within a picture
+    content[len(content) // 2] ^= 4  # within an image
     path.write_bytes(content)
     pq.read_table(path)
     with pytest.raises(OSError, match="CRC checksum verification failed"):
@@ -219,7 +219,7 @@ def test_empty_export_and_mixed_types_are_errors(tmp_path: Path) -> None:
 
 
 class Pictures:
-    """Five pairs: the second is the first as JPEG, the third is new, the fourth another size of the third."""
+    """Four pairs: the second is the first as JPEG, the third is new, the fourth is the third in another size."""
 
     fingerprint = "pictures"
 

@@ -1,4 +1,4 @@
-"""Object removal: from which picture what is erased, and what is asked about it (section 19)."""
+"""Object removal: what is erased from which image, and the prompts about it (section 19)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLACES = [(4 + 24 * n, 8, 20 + 24 * n, 24) for n in range(5)]
 
 
 class Own(Segmenter):
-    """Four things in the first picture, one in the second, each with the mask of its own picture."""
+    """Four objects in the first image, one in the second, each with the mask of its own image."""
 
     asked_for_masks = False
 
@@ -40,7 +40,7 @@ class Own(Segmenter):
 
 
 class Paints(Inpainter):
-    """Paints what is masked white, and counts the pictures."""
+    """Paints masked pixels white."""
 
     def fill(self, images: list[Tensor], masks: list[Tensor], seeds: list[int]) -> list[Tensor]:  # type: ignore[override]
         return [
@@ -49,7 +49,7 @@ class Paints(Inpainter):
 
 
 def pair() -> Record:
-    """Four things in the first picture only, of falling strength, and one in the second only."""
+    """Return a pair with four objects of decreasing contrast in the first image only, and one in the second only."""
     noise = torch.randint(40, (2, 3, 32, 128), generator=torch.Generator().manual_seed(0), dtype=torch.uint8) + 60
     for number, (x1, y1, x2, y2) in enumerate(PLACES):
         side = 1 if number == 4 else 0

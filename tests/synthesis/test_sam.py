@@ -1,4 +1,4 @@
-"""SAM, SAM 2 and what is done with their masks: boxes, both pictures, the paper's confidence, and time."""
+"""SAM, SAM 2 and the processing of their masks: boxes, both images, the paper's confidence, and time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_idc.utils.errors import ConfigError
 
 
 def test_100_masks_are_converted_to_boxes_in_time() -> None:
-    """Two pictures of 100 masks took 14.9 s when masks were compared; the audit asks for 0.3 s."""
+    """Comparing the masks of two images with 100 masks each took 14.9 s; the limit is 0.3 s."""
     corners = torch.randint(0, 900, (100, 2), generator=torch.Generator().manual_seed(0))
     masks = torch.zeros(100, 1024, 1024, dtype=torch.bool)
     for mask, (x, y) in zip(masks, corners.tolist(), strict=True):
@@ -109,7 +109,7 @@ def test_sam2_segments_both_images(tmp_path: Path) -> None:
 
 
 def test_fastsam_without_detections() -> None:
-    """Ultralytics gives None in the place of no masks."""
+    """Ultralytics returns None if there are no masks."""
 
     class NoBoxes:
         xyxy, conf = torch.zeros(0, 4), torch.zeros(0)

@@ -1,4 +1,4 @@
-"""Embeddings of sentences: the mean over tokens by hand, and the weights that a package ships."""
+"""Sentence embeddings: the mean over tokens, computed by hand, and the weights that a package includes."""
 
 from __future__ import annotations
 

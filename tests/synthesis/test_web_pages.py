@@ -1,4 +1,4 @@
-"""Pairs of web pages: exact changes, in a real browser where there is one."""
+"""Pairs of web pages: exact changes, in a real browser if one is installed."""
 
 from __future__ import annotations
 

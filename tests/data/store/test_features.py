@@ -1,4 +1,4 @@
-"""Kept features. Oracle: the encoder itself, run without a store."""
+"""Cached features. Oracle: the encoder itself, run without a store."""
 
 from __future__ import annotations
 

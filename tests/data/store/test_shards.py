@@ -1,4 +1,4 @@
-"""Decoding once. Oracle: the same pairs, loaded from their files."""
+"""Cache of decoded images. Oracle: the same pairs, loaded from their files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_cache_equals_files(root: Path) -> None:
         assert torch.equal(ours.before, theirs.before) and torch.equal(ours.after, theirs.after)
         assert (ours.id, ours.captions, ours.change_type) == (theirs.id, theirs.captions, theirs.change_type)
     shard.load(0).before.fill_(0)
-    assert torch.equal(shard.load(0).before, files.load(0).before)  # nobody writes into the shard
+    assert torch.equal(shard.load(0).before, files.load(0).before)  # loaded images are copies
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_cache_is_rewritten_when_an_image_changes(root: Path, monkeypatch: pytes
 
 
 class Slow(PairSource):
-    """Files that are fast, or slow, to read."""
+    """A source whose pairs take a given number of seconds to load."""
 
     def __init__(self, seconds: float) -> None:
         self.ids, self.seconds = [f"{n}" for n in range(20)], seconds
@@ -146,7 +146,7 @@ def test_uncacheable_sources_are_errors(root: Path, tmp_path: Path) -> None:
 
 
 def together(count: int, work: Callable[[int], None]) -> None:
-    """Run a function in some processes that begin at once."""
+    """Run a function in several processes that start at the same time."""
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(count)
     processes = [context.Process(target=lambda n: (barrier.wait(30), work(n)), args=(n,)) for n in range(count)]
@@ -164,7 +164,7 @@ def test_concurrent_processes_write_one_shard(root: Path, monkeypatch: pytest.Mo
     def slowly(*given: Any) -> list[Shard]:
         with open(root.parent / "writers", "a") as file:
             file.write(f"{os.getpid()}\n")
-        time.sleep(0.3)  # the others come to the lock meanwhile
+        time.sleep(0.3)  # the other processes reach the lock meanwhile
         return write(*given)
 
     monkeypatch.setattr(decoded, "_write", slowly)

@@ -1,4 +1,4 @@
-"""The store: shards are checked when first opened, maps are closed, processes add at once. Oracle: the rows written."""
+"""Stores check shards on first open, close maps, and take rows of several processes. Oracle: the rows written."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def maps(folder: Path) -> int:
 
 
 def flip(path: Path, where: int = -40) -> None:
-    """Change a bit as a disk that rots does: without a change of size or time."""
+    """Flip one bit without a change of the file's size or modification time, as on a failing disk."""
     stat, content = path.stat(), bytearray(path.read_bytes())
     content[where] ^= 1
     path.write_bytes(content)
@@ -65,7 +65,7 @@ def flip(path: Path, where: int = -40) -> None:
 
 
 def new_process() -> None:
-    """Forget what this process has checked."""
+    """Clear the record of checked shards, as in a new process."""
     shards._checked.clear()
     shards.open_shard.cache_clear()
 
@@ -185,7 +185,7 @@ def test_concurrent_appends_and_partial_shards(tmp_path: Path) -> None:
     assert len(again) == 6
     with pytest.raises(StoreError, match="made with other settings"):
         KeyedStore(tmp_path / "s", identity={"made by": "b"})
-    # killed while it wrote a shard, and between the rows and their keys
+    # as if killed while writing a shard, and between writing the rows and their keys
     (tmp_path / "s" / "rows-0.partial").write_bytes(b"half")
     next(iter(sorted((tmp_path / "s").glob("keys-*")))).unlink()
     cut = KeyedStore(tmp_path / "s")
@@ -270,7 +270,7 @@ def test_unusable_store_is_rebuilt_and_failed_build_leaves_no_files(tmp_path: Pa
         build(plan(folder), fails)
     assert [path.name for path in tmp_path.iterdir()] == ["s.lock"]
     build(plan(folder), fill)
-    build(plan(folder), fails)  # there already
+    build(plan(folder), fails)  # does nothing, since the store exists
     for damage in (folder / MANIFEST, file(folder, 2)):
         damage.unlink()
         build(plan(folder), fill)

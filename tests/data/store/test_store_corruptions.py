@@ -1,7 +1,7 @@
-"""Damaged stores of every kind: what is read is what was written, or one sentence names the file. Nothing in between.
+"""Damaged stores of every kind: a read returns what was written, or raises a one-line error that names the file.
 
-Each case is read as a new process would read it. A store that its owner can make anew is made anew; of a store that
-others add to, rows may be missing, since a missing row is computed or refused by whoever asks for it.
+Each case is read as in a new process. A store that its owner can recompute is recomputed. In a store that several
+processes extend, rows may be missing, since a missing row is computed or refused on access.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def flip(share: float, bit: int = 1, keep_time: bool = False) -> Damage:
 
 
 def higher_number(content: bytes) -> bytes:
-    """The first digit that can be, one higher: where it is a description's, it still is a valid one."""
+    """Increment the first digit from 1 to 8; a digit of a description stays valid."""
     position = next((position for position, sign in enumerate(content) if sign in b"12345678"), 0)
     return content[:position] + bytes([(content[position] + 1) % 256]) + content[position + 1 :]
 
@@ -245,10 +245,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, d
 
 @pytest.fixture
 def store(written: dict[str, tuple[Path, dict[str, Any]]], tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A copy, times included, that no process has looked at."""
+    """A copy of a written store, file times included, that this process has not checked yet."""
     folder = tmp_path / "copy"
     shutil.copytree(written[request.node.callspec.params["user"]][0], folder)
-    if (folder / "files").is_dir():  # known by times that cannot be copied
+    if (folder / "files").is_dir():  # images are identified by times that cannot be copied
         shutil.rmtree(folder / "store")
         write_images(folder, 0)
     new_process()
@@ -271,7 +271,7 @@ def files(folder: Path, kind: str) -> list[Path]:
 
 
 def judge(user: str, folder: Path, expected: dict[str, Any]) -> str:
-    """Read a store: 'right', 'in parts' or 'refused'; anything else fails."""
+    """Read a store and return 'right', 'in parts' or 'refused'; any other outcome fails."""
     new_process()
     try:
         result = USERS[user].read(folder)
@@ -306,7 +306,7 @@ def test_no_damage_is_silent_or_a_traceback(
 def test_no_flipped_bit_of_a_store_is_silent(
     written: dict[str, tuple[Path, dict[str, Any]]], tmp_path: Path, user: str
 ) -> None:
-    """Every file of a store, 25 bits each, drawn by a fixed seed."""
+    """Flip 25 bits in each file of a store, drawn with a fixed seed."""
     draw = np.random.default_rng(5)
     shutil.copytree(written[user][0], tmp_path / "copy")
     folder = tmp_path / "copy" / inner(written[user][0]).relative_to(written[user][0])
@@ -360,7 +360,7 @@ def test_store_of_another_version_is_rejected(
 
 
 def same_size_and_time(path: Path) -> None:
-    """Replace a picture by another one of the same size and time."""
+    """Change the content of an image file, but not its size or time."""
     stat = path.stat()
     path.write_bytes(path.read_bytes()[:-30] + bytes(30))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -422,7 +422,7 @@ def test_damage_in_a_worker_is_a_one_line_error(tmp_path: Path) -> None:
 
 
 class Loaded(Dataset[Any]):
-    """Pairs as a plain loader asks for them."""
+    """The before images of a source, as a dataset for a plain DataLoader."""
 
     def __init__(self, source: DecodedSource) -> None:
         self.source = source
