@@ -1,6 +1,6 @@
-"""The packages of the library stand on floors: imports point down, and no two files import each other in a circle.
+"""The packages of the library form layers: imports go to lower layers only, and no files import each other in a cycle.
 
-Circles count imports under ``TYPE_CHECKING``, too; the floors do not.
+Cycles include imports under ``TYPE_CHECKING``; the layers ignore them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from helpers.sources import PACKAGE, trees
 
-# lowest first; packages of one floor do not import each other
+# lowest layer first; packages of the same layer do not import each other
 FLOORS = (
     ("utils",),
     ("metrics",),
@@ -44,7 +44,7 @@ MODULES = modules()
 
 @cache
 def imports_of(name: str, with_types: bool = False) -> frozenset[str]:
-    """Modules of the library that a file imports, at its top or inside functions.
+    """Return the modules of the library that a file imports, at its top or inside functions.
 
     Args:
         name: module that imports.
@@ -95,7 +95,7 @@ def test_no_two_files_import_each_other_in_a_circle() -> None:
     while free := [name for name, targets in left.items() if not targets & left.keys()]:
         for name in free:
             del left[name]
-    # what remains is a circle or leads into one
+    # the remaining files are in a cycle or lead into one
     inside = [name for name in left if any(name in left[other] for other in left)]
     assert not inside, "these files are in or lead into a circle: " + ", ".join(sorted(inside))
 
@@ -134,7 +134,7 @@ def test_rooms_that_need_no_lightning_do_not_import_it() -> None:
 
 
 def test_the_rules_import_no_torch() -> None:
-    """They answer before torch is loaded, and stand on utils and images alone."""
+    """The rules must answer before torch is loaded, so they depend on utils and images only."""
     lines = [line.strip() for name, path in MODULES.items() if room(name) == "rules"
              for line in path.read_text(encoding="utf-8").splitlines()]  # fmt: skip
     assert not [line for line in lines if line.startswith(("import torch", "from torch", "import lightning."))]
@@ -149,7 +149,7 @@ def test_the_ground_floor_is_typed_without_exceptions() -> None:
 
 
 def test_protocols_asked_at_runtime_name_nothing_that_a_module_keeps_aside() -> None:
-    """From Python 3.12 on, ``isinstance`` does not see submodules and parameters, which ``nn.Module`` keeps aside."""
+    """From Python 3.12 on, ``isinstance`` misses submodules and parameters, which ``nn.Module`` stores separately."""
     found = []
     for tree in trees().values():
         for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Scripts of benchmarks/ start, and run at their smallest size on a CPU."""
+"""Scripts in benchmarks/ start, and run on a CPU at their smallest size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIBRARY = {"benchmarks", "lightning_idc"}
 
 
 def restore_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test take back what scripts set before they import torch, and cv2 at its first import."""
+    """Let pytest restore variables that scripts set before they import torch, and that cv2 sets when imported."""
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
@@ -46,7 +46,7 @@ def test_help_of_a_script(name: str, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def run(name: str, *arguments: str) -> None:
     environment = {**os.environ, "PYTEST_ADDOPTS": "--collect-only -qq", "HF_HUB_OFFLINE": "1"}
-    # what a compiler makes for the CPU says nothing of a GPU, and takes minutes; test_vlm_compiled.py looks at graphs
+    # compiling for the CPU takes minutes and says nothing about a GPU; test_vlm_compiled.py tests the graphs
     environment["TORCHDYNAMO_DISABLE"] = "1"
     command = [forking_python(), "-m", f"benchmarks.{name}", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580)
@@ -66,7 +66,7 @@ def test_the_smallest_run_of_a_study(name: str, tmp_path: Path, monkeypatch: pyt
     out = tmp_path / "out.json"
     folders = ["--work", str(tmp_path / "work"), "--cache", str(tmp_path / "cache"), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", [name, *SMALLEST[name].split(), "--seeds", "1", *folders])
-    # as the main module, whose name and first line go into the result
+    # run as the main module, because its name and the first line of its docstring go into the result
     runpy.run_module(f"benchmarks.studies.{name}", run_name="__main__", alter_sys=True)
     result = json.loads(out.read_text(encoding="utf-8"))
     assert result["question"] and result["commit"] and result["environment"]["versions"]["torch"]
@@ -96,5 +96,5 @@ def test_cost_grows_no_faster_than_n_log_n(tmp_path: Path) -> None:
     run("scaling", "--pairs", "1000", "8000", "--repeats", "2", "--without-others", "--out", str(out))
     result = json.loads(out.read_text(encoding="utf-8"))
     large = result["pairs"]["8000"]
-    # quadratic growth is 2; on a busy machine linear growth has been seen as 1.3
+    # the exponent of quadratic growth is 2; on a busy machine, 1.3 has been measured for linear growth
     assert all(slope < 1.6 for name, slope in result["exponents"].items() if large[name] > 0.2), result["exponents"]

@@ -1,4 +1,4 @@
-"""The forest plot: labels of any length are inside the picture."""
+"""The forest plot: labels of any length fit into the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The captioner of benchmarks/studies/mdp_smollm2.py, and how its trainings resume."""
+"""The captioner of benchmarks/studies/mdp_smollm2.py, and the resumption of its trainings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_captions_that_share_a_prefix_score_as_alone_and_as_in_decoding() -> Non
     net = net_with_lora()
     features = net.encode(IMAGES)
     together = net.logits(features, TOKENS)
-    # bfloat16 has 8 bits
+    # bfloat16 has 8 significant bits
     tolerance: dict[str, Any] = {"rtol": 0.02, "atol": 0.02 * together.abs().max().item()}
     alone = torch.cat([net.logits(features, caption[:, None]) for caption in TOKENS.unbind(1)], 1)
     torch.testing.assert_close(together, alone, **tolerance)
@@ -52,7 +52,7 @@ def test_captions_that_share_a_prefix_score_as_alone_and_as_in_decoding() -> Non
     later = [net.step(state, TOKENS[rows, 1, position]) for position in range(1, 5)]
     torch.testing.assert_close(first, together[:, 1, 0], **tolerance)
     torch.testing.assert_close(torch.stack(later, 1), together[rows, 1, 1:], **tolerance)
-    # the tolerance tells captions and pairs apart
+    # the tolerance is far below the differences between captions and pairs
     assert (together[:, 0] - together[:, 1]).abs().max() > 10 * tolerance["atol"]
 
 
@@ -68,7 +68,7 @@ def test_only_lora_is_trained_in_the_language_model() -> None:
 
 
 def trained(folder: Path, work: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, torch.Tensor]:
-    """Weights at the end of a training."""
+    """Run a training and return its final weights."""
     weights: dict[str, torch.Tensor] = {}
 
     def copy_weights(trainer: Any, captioner: PrefixCaptioner, *unused: Any) -> Any:
@@ -94,7 +94,7 @@ def test_the_weights_of_the_warm_up_are_those_at_the_first_step(
     (file,) = tmp_path.glob("work/*/depths-1-warm.pt")
     state = torch.load(file, weights_only=True)
     assert {name.split(".")[0] for name in state} == {"net", "adapters"}
-    assert state["adapters.mdp.mdp.out.weight"].abs().max() > 1e-3  # 0 when untrained
+    assert state["adapters.mdp.mdp.out.weight"].abs().max() > 1e-3  # 0 before training
     for name, value in state.items():
         torch.testing.assert_close(weights[name], value, msg=name)
 

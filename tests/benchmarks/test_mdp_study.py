@@ -39,7 +39,7 @@ def test_the_control_is_as_large_as_mdp_and_starts_as_the_same_captioner() -> No
         first = changed.encode(IMAGES).memory
         other = torch.stack([IMAGES[:, 0], IMAGES[:, 0]], 1)
         assert not torch.allclose(first, bare.encode(IMAGES).memory)
-        assert not torch.allclose(first[:, :4], changed.encode(other).memory[:, :4])  # it reads both images
+        assert not torch.allclose(first[:, :4], changed.encode(other).memory[:, :4])  # it depends on both images
         with plain.disabled():
             torch.testing.assert_close(changed.encode(IMAGES).memory, bare.encode(IMAGES).memory)
 

@@ -1,4 +1,4 @@
-"""`merge.py`. Oracle: the study that ran in one process."""
+"""`merge.py`. Oracle: the same study in a single process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SENTENCES = ("one cube moved to the left", "two spheres became red again", "the 
 
 
 def study() -> Study:
-    """Two rows in three trainings; the second is right more often, also of identical images."""
+    """Two rows in three trainings; the second row has more correct types, also of identical images."""
     references = {id: [SENTENCES[number % 3]] for number, id in enumerate(IDS)}
     made = Study(references, SENTENCES[0], ["SFT", "ADPO"], "SFT", unchanged=0.0)
     for seed in (1, 2, 3):
@@ -40,7 +40,7 @@ def written(part: dict[str, Any], path: Path) -> Path:
 
 
 def parts_of(single: dict[str, Any], folder: Path) -> list[Path]:
-    """One part for each seed, and two for the last, of a row each."""
+    """Write one part for each of the first two seeds, and one part per row for the last seed."""
     pieces = [[run] for run in single["runs"][:2]]
     last = single["runs"][2]
     pieces += [[{**last, **{kind: {row: last[kind][row]} for kind in ("said", "figures")}}] for row in ("SFT", "ADPO")]
@@ -52,7 +52,7 @@ def test_merged_parts_equal_a_single_study(tmp_path: Path) -> None:
     result = merged(read(parts_of(single.part(), tmp_path)))["vague"]
     expected = json.loads(json.dumps(single.as_dict()))
     actual = json.loads(json.dumps(result.as_dict()))
-    assert actual.pop("notes")["3"] == {"seconds": 20.0}  # two parts
+    assert actual.pop("notes")["3"] == {"seconds": 20.0}  # the sum of two parts
     assert expected.pop("notes")["3"] == {"seconds": 10.0}
     assert actual == expected
     assert actual["unchanged"] == 0.0 and actual["summary"]["ADPO"]["identical_facts"]["type"][0] == 35.0

@@ -1,4 +1,4 @@
-"""The study of ADPO's negatives: those of several stages side by side."""
+"""The study of ADPO's negatives: the negatives of several stages side by side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_pairs_of_all_stages_stand_side_by_side(tmp_path: Path) -> None:
     assert lines[1].split() == ["positive", "the", "blue", "cube", "moved"]
     by_stage = {line.split()[0]: line for line in lines[5:8]}
     assert "nothing changed" in by_stage["dpo"] and "the red ball moved  (margin +0.50)" in by_stage["adpo"]
-    # 3 of 5 words for both pairs of adpo; none for red and none for blue of dpo
+    # negative and positive share 3 of 5 words in both pairs of adpo, and none in the pairs of dpo
     assert {line.split()[0]: line.split()[1] for line in lines[-2:]} == {"adpo": "60", "dpo": "0"}
     assert side_by_side(tmp_path, 1, seed=0) == side_by_side(tmp_path, 1, seed=0)
 

@@ -1,4 +1,4 @@
-"""Ratings of pairs of images: parsed, counted, and asked again where they cannot be read."""
+"""Similarity ratings of image pairs: parsed, counted, and requested again if they cannot be parsed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_idc.synthesis.models.base import VisionLanguageModel
 
 
 class Rates(VisionLanguageModel):
-    """Rates pairs by the number of channels that differ; hesitates over the first pair, and never rates the second."""
+    """Gives fixed answers: ambiguous for the first pair at first, and without a valid rating for the second pair."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""When a difference between two captioners is decided: `readings.py`, and the sign of a row's difference."""
+"""Decisions about differences between two captioners: `readings.py`, and the sign of a row's difference."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def training(score: float, identical: float, type_right: float) -> dict[str, obj
     [
         ([10, 11, 12], (8, 14), False, True, "higher"),
         ([-10, -11, -12], (-14, -8), False, True, "lower"),
-        ([10, 11, 12], (-1, 14), False, True, "not decided"),  # other test pairs
-        ([1, 11, 30], (8, 14), False, True, "not decided"),  # another training
-        ([10, 11], (8, 14), False, True, "not decided"),  # two trainings
+        ([10, 11, 12], (-1, 14), False, True, "not decided"),  # other test pairs could reverse it
+        ([1, 11, 30], (8, 14), False, True, "not decided"),  # another training could reverse it
+        ([10, 11], (8, 14), False, True, "not decided"),  # only two trainings
         ([10, 11, 12], (8, 14), False, False, "not decided"),  # neither captioner compares the images
         ([10, 11, 12], (8, 14), True, True, "below the baseline"),
     ],
@@ -42,31 +42,31 @@ def test_interval_over_trainings_is_students() -> None:
 def test_a_captioner_that_says_the_same_of_identical_images_does_not_compare_them() -> None:
     assert uses_images([training(300, 199, 60), training(300, 199, 61), training(300, 199, 62)])
     assert not uses_images([training(300, 201, 60), training(300, 201, 61), training(300, 201, 62)])
-    assert not uses_images([training(300, 100, 16), training(300, 100, 17), training(300, 100, 18)])  # types by chance
+    assert not uses_images([training(300, 100, 16), training(300, 100, 17), training(300, 100, 18)])  # chance level
     assert not uses_images([training(300, 100, 60)])  # one training has no interval
 
 
 def test_types_that_are_right_by_always_naming_one() -> None:
     assert chance_of(1 / 6) == pytest.approx(100 / 6)
-    assert chance_of(0.0) == 20  # one of five, where every pair has changed
-    assert chance_of(0.5) == 50  # "nothing changed"
+    assert chance_of(0.0) == 20  # one of five types, if every pair has changed
+    assert chance_of(0.5) == 50  # "nothing changed" is right for half of the pairs
     types = [training(300, 100, 18.9), training(300, 100, 19), training(300, 100, 19.1)]
     assert uses_images(types) and not uses_images(types, unchanged=0.0)
 
 
 def test_a_fact_has_its_own_control() -> None:
-    """A captioner that names the objects of the first image, of which CIDEr-D has much, and sees what changed."""
+    """CIDEr-D is high for identical images because objects of the first image are named, but types are recognised."""
     seen = [training(300, 250, right) | {"identical_facts": {"type": 18.0}} for right in (60, 61, 62)]
     assert not uses_images(seen)
     assert uses_images(seen, measure="type")
     assert not uses_images([one | {"identical_facts": {"type": 45.0}} for one in seen], measure="type")
-    assert not uses_images([training(300, 250, 60)] * 3, measure="type")  # not measured
+    assert not uses_images([training(300, 250, 60)] * 3, measure="type")  # no control was measured
 
 
 def study(right: int) -> Study:
-    """Two rows in three trainings: ``SFT`` names a tenth of the types, and ``ADPO`` is right in ``right`` of 100 pairs.
+    """Two rows in three trainings: ``SFT`` has 10 % correct types, and ``ADPO`` has ``right`` minus the seed.
 
-    Both say the same of identical images, where a tenth is right.
+    The captions of identical images equal those of the pairs, with 10 % correct types.
     """
     ids = [f"{number:03}" for number in range(100)]
     words = ["one cube moved to the left", "two spheres became red again", "the lamp near the door is gone"]
@@ -86,7 +86,7 @@ def test_study_compares_a_fact_with_that_of_identical_images() -> None:
     seen = study(70).summary()["ADPO"]
     gain = seen["facts_over"]["SFT"]["type"]
     assert gain["each_seed"] == pytest.approx([59, 58, 57]) and gain["reading"] == "higher"
-    assert seen["over"][0]["reading"] == "below the baseline"  # CIDEr-D: it says the same of identical images
+    assert seen["over"][0]["reading"] == "below the baseline"  # CIDEr-D: identical images get the same captions
     assert seen["identical_facts"]["type"] == [10.0, 0.0]
     assert study(14).summary()["ADPO"]["facts_over"]["SFT"]["type"]["reading"] == "below the baseline"
     trainings = study(70).as_dict()["each_seed"]

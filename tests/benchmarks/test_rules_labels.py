@@ -1,4 +1,4 @@
-"""Kinds that the benchmark of the rules reads from instructions."""
+"""Kinds of changes that the benchmark of the rules reads from editing instructions."""
 
 from __future__ import annotations
 

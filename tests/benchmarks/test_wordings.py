@@ -1,4 +1,4 @@
-"""Captions in other words: each says the facts that the parser reads from it, and none that the given caption lacks."""
+"""Reworded captions: each states the facts that the parser reads, and no fact that the original caption lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run by test_write_predictions.py: predict with the tiny captioner, slowly, until the end or a kill."""
+"""Run by test_write_predictions.py: predict slowly with the tiny captioner, until it finishes or is killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ManyPairs(TinyPairs):
 
 
 class Counted(Callback):
-    """Notes the pairs that were really captioned; every batch takes a while."""
+    """Records the pairs that are captioned, and pauses after every batch."""
 
     def __init__(self, out: Path, pause: float) -> None:
         self.out, self.pause = out, pause

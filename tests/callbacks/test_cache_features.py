@@ -1,4 +1,4 @@
-"""Kept features within a captioner. Oracle: the same training without the callback."""
+"""Cached features within a captioner. Oracle: the same training without the callback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def captioner(**options: Any) -> PairTransformer:
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of images that the backbone has looked at, call by call."""
+    """Number of images in each call of the backbone."""
     counts: list[int] = []
     grid = SmallCNN.grid
     monkeypatch.setattr(SmallCNN, "grid", lambda self, images: (counts.append(len(images)), grid(self, images))[1])
@@ -75,7 +75,7 @@ def test_it_tells_which_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_does_not_fit_is_computed_every_time(tmp_path: Path, computed: list[int]) -> None:
-    features = 96 * 4  # bytes of an image's
+    features = 96 * 4  # bytes per image
     limit = CacheFeatures(tmp_path / "kept", always=True, max_gb=16.5 * features / 1e9)
     fit([limit], tmp_path, captioner(), max_epochs=2)
     assert sum(computed) == 32 + 16

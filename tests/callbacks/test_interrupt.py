@@ -1,4 +1,4 @@
-"""StopCleanly: where a run that was stopped is saved."""
+"""StopCleanly: the step at which a stopped run is saved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_idc.callbacks.interrupt import StopCleanly
 
 
 class PressAfter(Callback):
-    """Ctrl-C in the step that follows so many."""
+    """Sends Ctrl-C in the step after the given number of steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -31,7 +31,7 @@ class PressAfter(Callback):
 def test_no_state_is_saved_right_before_a_validation_that_is_counted_over_epochs(
     pressed: int, saved: int, tmp_path: Path
 ) -> None:
-    """Lightning does not validate when it resumes from there: every third step of all, in epochs of four."""
+    """Resuming there, Lightning would skip the validation, which is due every third step in epochs of four steps."""
     options = {**QUIET, "max_steps": 12, "val_check_interval": 3, "check_val_every_n_epoch": None}
     options |= {"enable_checkpointing": False, "default_root_dir": tmp_path}
     callbacks = [PressAfter(pressed), StopCleanly(tmp_path)]

@@ -1,4 +1,4 @@
-"""LogPairs gives the same pictures and captions to every logger, read back as each of them keeps them."""
+"""LogPairs writes the same images and captions with every logger; they are read back from the logger's files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_idc.callbacks.log_pairs import LogPairs
 
 
 def fit(logger: Logger, folder: Path) -> Image.Image:
-    """Two epochs; the last picture as it lies in the folder of the run."""
+    """Train for two epochs and return the last image in the folder of the run."""
     options = {**QUIET, "logger": logger, "default_root_dir": folder, "enable_checkpointing": False}
     Trainer(max_epochs=2, callbacks=[LogPairs(pairs=2)], **options).fit(TinyCaptioner(), TinyPairs())
     files = sorted((folder / "pairs").glob("*.png"))
@@ -50,7 +50,7 @@ def test_csv(tmp_path: Path) -> None:
 
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb", reason="needs the extra loggers")
-    for name in ("WANDB_SILENT", "WANDB_MODE", "WANDB_SERVICE"):  # the last two it sets itself
+    for name in ("WANDB_SILENT", "WANDB_MODE", "WANDB_SERVICE"):  # wandb sets the last two itself
         monkeypatch.setenv(name, {"WANDB_SILENT": "true", "WANDB_MODE": "offline"}.get(name, ""))
     logger = WandbLogger(save_dir=tmp_path / "logs", offline=True)
     expected = fit(logger, tmp_path)
@@ -64,7 +64,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mlflow_file_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="needs the extra loggers")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # it sets this itself
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # MLflow sets this itself
     logger = MLFlowLogger(tracking_uri=f"file:{tmp_path / 'logs'}")
     expected = fit(logger, tmp_path)
     pictures = sorted((tmp_path / "logs").glob("*/*/artifacts/val/pairs/*.png"))

@@ -1,4 +1,4 @@
-"""Inference speed of a trained captioner: what is counted, on a clock of the test."""
+"""Inference speed of a trained captioner, measured with a simulated clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_idc.utils.errors import ConfigError
 
 
 def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Trainer:
-    """Test of 7 pairs in batches of 2, in which encoding takes one second and decoding three."""
+    """Test 7 pairs in batches of 2; encoding takes one second and decoding three."""
     model = fit([], folder, max_epochs=1)
     seconds = iter([0.0, 1.0, 1.0, 4.0] * 10)
     monkeypatch.setattr(module, "perf_counter", lambda: next(seconds))
@@ -30,7 +30,7 @@ def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Tr
 def test_tokens_and_pairs_a_second_with_and_without_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = measure(tmp_path, monkeypatch, batches=2, warmup=1)
     measured = {name: float(value) for name, value in trainer.callback_metrics.items() if "per_second" in name}
-    # two batches of two pairs, of one second and three each
+    # two batches of two pairs, each with one second of encoding and three of decoding
     assert measured["test/pairs_per_second"] == pytest.approx(4 / 8)
     assert measured["test/decoding_pairs_per_second"] == pytest.approx(4 / 6)
     model: Any = trainer.lightning_module

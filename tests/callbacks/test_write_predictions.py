@@ -1,4 +1,4 @@
-"""Predictions are written as they come; a killed prediction goes on, loses no pair and captions none twice."""
+"""Predictions are written one by one; after a kill, a prediction resumes and neither loses nor repeats a pair."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def predict(folder: Path, checkpoint: Path | None, data: TinyPairs, **options: Any) -> list[Any]:
-    """Predict in this process; what Lightning returns is what was captioned now."""
+    """Predict in this process; return the records of the pairs that were captioned in this call."""
     trainer = Trainer(default_root_dir=folder, callbacks=[WritePredictions(**options)], **QUIET)
     result = trainer.predict(TinyCaptioner(), data, ckpt_path=checkpoint, weights_only=True)
     assert result is not None
@@ -59,7 +59,7 @@ def reference(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 
 def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    """Captions are equal; a batch of another size may change the last digits of a score."""
+    """Captions must be equal; another batch size may change the last digits of a score."""
     assert [(r["id"], r["caption"]) for r in found] == [(r["id"], r["caption"]) for r in expected]
     torch.testing.assert_close(
         torch.tensor([r["log_prob"] for r in found]), torch.tensor([r["log_prob"] for r in expected])
@@ -95,7 +95,7 @@ def test_a_killed_prediction_goes_on(checkpoint: Path, reference: list[dict[str,
     kept = [record["id"] for record in lines(part) if "id" in record]
     assert 60 <= len(kept) + 1 < PAIRS
     with part.open("a", encoding="utf-8") as file:
-        file.write('{"id": "599", "capt')  # as a power cut leaves it
+        file.write('{"id": "599", "capt')  # as after a power cut
     said = predict(tmp_path, checkpoint, ManyPairs(batch_size=8))
     assert not {record["id"] for record in said} & set(kept), "none is captioned twice"
     assert len(said) + len(kept) == PAIRS, "and none is left out"
@@ -119,7 +119,7 @@ def test_two_processes_go_on_where_two_were_killed(
 
 
 def test_what_was_done_before_the_end_is_not_done_again(checkpoint: Path, tmp_path: Path) -> None:
-    """Killed after the last pair and before the file: Lightning skips a prediction of no pairs, and its end."""
+    """Killed after the last pair, before the file is written: one pair is repeated, as Lightning skips an empty run."""
     data = TinyPairs(batch_size=4)
     predict(tmp_path, checkpoint, data)
     expected = (tmp_path / "predictions.jsonl").read_text()

@@ -1,4 +1,4 @@
-"""Writing a checkpoint leaves the old one or the new one, and going on takes the furthest one that can be read."""
+"""Writing leaves either the old or the new checkpoint, and a run resumes from the furthest readable one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def content(steps: int, numbers: int = 4) -> dict[str, Any]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB, apart from that of temporary files."""
+    """Mount a file system of 2 MB, separate from that of temporary files."""
     place = tmp_path / "disk"
     place.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(place)], capture_output=True, text=True)
@@ -76,7 +76,7 @@ def test_a_full_disk_during_training_leaves_a_run_that_goes_on(small_disk: Path)
 
 
 def test_a_full_disk_error_of_the_system_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing can be mounted the same error comes from a file."""
+    """The error is simulated, for machines on which nothing can be mounted."""
     target = tmp_path / "last.ckpt"
     write_checkpoint(content(1), target)
 
@@ -124,7 +124,7 @@ def test_a_kill_while_writing_leaves_the_earlier_one(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) == target and torch.load(target, weights_only=True)["global_step"] == 1
 
 
-# ---- which one training goes on from ---------------------------------------------------------------------
+# ---- the checkpoint that training resumes from -----------------------------------------------------------
 
 
 def test_steps_decide_and_times_do_not(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_would_run_code_is_passed_over(tmp_path: Path) -> None
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to see the memory of a process")
 def test_weights_stay_on_the_disk_while_one_is_chosen(tmp_path: Path) -> None:
-    """Reading the step of a checkpoint of gigabytes must not read the gigabytes."""
+    """Reading the step of a checkpoint of several gigabytes must not load its weights."""
 
     def memory() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

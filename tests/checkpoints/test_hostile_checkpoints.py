@@ -1,4 +1,4 @@
-"""A checkpoint of plain types names no code that is run: each gadget leaves a trace if it is."""
+"""A checkpoint of plain types cannot cause code to run: each gadget would leave a trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(good: dict[str, Any], change: dict[str, Any]) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    # what the parser or Lightning says of such a file is not this test's concern: only that nothing of it was run
+    # which error such a file causes does not matter here, only that none of its code is run
     try:
         main(arguments)
     except (Exception, SystemExit) as error:

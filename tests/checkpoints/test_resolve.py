@@ -1,4 +1,4 @@
-"""Weights by name, file, folder and hub id. Oracle: the same captioner opened by its path."""
+"""Weights by name, file, folder and hub id. Oracle: the same captioner loaded by its path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_idc.utils.errors import CheckpointError
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A hub id whose repository, a shipped captioner, is in the cache; there is no network."""
+    """Put a shipped captioner into the hub cache, disable the network, and return its hub id."""
     commit, repository = "0" * 40, tmp_path / "cache" / "models--someone--boards"
     shutil.copytree(SHIPPED / "pcb", repository / "snapshots" / commit)
     (repository / "refs").mkdir()

@@ -1,4 +1,4 @@
-"""The documentation holds: code runs, names are the public ones, links lead somewhere, each yes has its test."""
+"""The documentation is up to date: code runs, names and links exist, and every yes of the matrix has a test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def site() -> ModuleType:
 
 
 def written() -> dict[str, str]:
-    """Files of the repository that are pages, by path."""
+    """Return the text of every file of the repository that becomes a page, by path."""
     return {source: (ROOT / source).read_text(encoding="utf-8") for source in site().sources()}
 
 
@@ -54,7 +54,7 @@ SHORTER = {
     "max_epochs=40": "max_epochs=1, accelerator='cpu', enable_progress_bar=False",
     "image_size=128": "image_size=32",
 }
-"""What is made smaller of the code in README."""
+"""Replacements that make the code of README faster."""
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_each_yes_of_the_support_matrix_names_a_test_that_is_there() -> None:
 
 
 def test_commands_of_the_documentation_are_there() -> None:
-    """Verbs, targets of make and recipes; what follows them is tested where they are."""
+    """Checks verbs, make targets and recipes; their arguments are tested elsewhere."""
     recipes = set(shipped())
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     seen = 0
@@ -103,7 +103,7 @@ def test_commands_of_the_documentation_are_there() -> None:
 
 
 def test_options_of_the_documentation_are_those_of_their_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of verbs whose options are fixed; keys of configurations are tested where they are."""
+    """Only for verbs with fixed options; keys of configurations are tested elsewhere."""
     everywhere, seen = {"--import", "--traceback"}, 0
     for source, text in written().items():
         for line in "".join(blocks(text, "bash")).splitlines():
@@ -120,7 +120,7 @@ def test_options_of_the_documentation_are_those_of_their_verbs(capsys: pytest.Ca
 
 
 def test_every_page_can_be_reached_from_the_navigation() -> None:
-    """One page per method, task and shipped captioner; what is left out of the navigation nobody finds."""
+    """Every method, task and shipped captioner has a page, and the navigation contains all pages except notes."""
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
 
     def places(entry: object) -> set[str]:
@@ -134,7 +134,7 @@ def test_every_page_can_be_reached_from_the_navigation() -> None:
 
 
 def test_links_between_files_lead_somewhere() -> None:
-    """In the repository; on the site they are checked when it is built."""
+    """Checks links within the repository; links of the site are checked when it is built."""
     for source, text in written().items():
         for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)", text):
             if "://" not in target and not target.startswith("mailto:"):
@@ -142,7 +142,7 @@ def test_links_between_files_lead_somewhere() -> None:
 
 
 def test_files_that_pages_name_are_there() -> None:
-    """Paths, and the first column of tables of files."""
+    """Checks paths in the text, and the first column of tables of files."""
     for source, text in written().items():
         homes = (ROOT, (ROOT / source).parent, ROOT / "lightning_idc")
         cells = re.findall(r"^\| (`[\w/.]+\.py`(?:, `[\w/.]+\.py`)*) \|", text, re.MULTILINE)
@@ -154,7 +154,7 @@ def test_files_that_pages_name_are_there() -> None:
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "true")  # the theme sets it, too
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "true")  # the theme also sets it
     pytest.importorskip("material", reason="needs the extra docs")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config

@@ -1,4 +1,4 @@
-"""Examples in docstrings run; those of data sets: tests/data/test_data_examples.py."""
+"""Examples in docstrings run; tests/data/test_data_examples.py runs those of data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages about other programs, the cheat sheet and AGENTS.md hold: their code runs, their names are there."""
+"""The pages about other programs, the cheat sheet and AGENTS.md are up to date: code runs, names exist."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_code_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_rewards_of_the_page_go_to_trl_and_ms_swift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainers are stand-ins that hold their arguments; TRL's own run in tests/methods/policy."""
+    """The trainers are stubs that record their arguments; tests/methods/policy runs TRL's own trainers."""
     monkeypatch.chdir(tmp_path)
     small = [
         "--train_pairs",
@@ -97,7 +97,7 @@ def test_rewards_of_the_page_go_to_trl_and_ms_swift(tmp_path: Path, monkeypatch:
 
 
 def test_exports_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines for a folder of one's own; those for benchmarks need their files."""
+    """Runs the commands for a user's own folder; those for benchmarks need the benchmarks' files."""
     monkeypatch.chdir(tmp_path)
     own_pairs(tmp_path / "my_pairs", 12)
     page = (ROOT / "docs/tasks/other_trainers.md").read_text()

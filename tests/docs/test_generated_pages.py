@@ -1,4 +1,4 @@
-"""Tables of pages are what the scripts of benchmarks/studies make of the results."""
+"""Generated tables and plots of the documentation equal the output of the scripts in benchmarks/studies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notebooks of the documentation run as a person runs them, each in a kernel and an empty folder of its own."""
+"""Notebooks of the documentation run from beginning to end, each with its own kernel and empty folder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NOTEBOOKS = ROOT / "docs" / "notebooks"
 
 
 def printed(notebook: Any) -> list[str]:
-    """What each output shows: words of a text without their numbers, or that it is a picture."""
+    """Return the words of each text output without their numbers, and an entry for each image."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     texts = [re.sub(r"[-+]?\d+(\.\d+)?", "0", o["text"]).split() for o in outputs if o.get("name") == "stdout"]
     return [*map(" ".join, texts), *("picture" for output in outputs if "image/png" in output.get("data", {}))]
 
 
 def ran(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
-    """Texts and pictures that the cells of a notebook leave; a cell that fails is an error."""
+    """Run a notebook and return the texts and images that its cells output; fail if a cell fails."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(folder / "cache"))
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))

@@ -1,4 +1,4 @@
-"""The example of docs/tasks/own_pages.md: an upgrade of a real package. Oracle: its two versions, read by a person."""
+"""The example of docs/tasks/own_pages.md: an upgrade of a real package. Oracle: a person compared both versions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGES = ("forgot-password", "buttons", "login")
 
 @pytest.fixture
 def screenshots(tmp_path: Path) -> list[Path]:
-    """Folders of screenshots of the old and of the new version."""
+    """Take screenshots of the old and the new version; return their folders."""
     if find_spec("playwright") is None or Chromium().requirements():
         pytest.skip("needs Playwright and Chromium or Chrome")
     if shutil.which("npm") is None:
@@ -56,8 +56,8 @@ def test_an_upgrade_of_a_package_is_described_page_by_page(screenshots: list[Pat
     records = [json.loads(line) for line in (tmp_path / "c.jsonl").read_text().splitlines()]
     assert {record["id"]: record["status"] for record in records} == {
         "forgot-password": "unchanged",
-        "buttons": "changed",  # another user, and another label of a button
-        "login": "changed",  # a few pixels of an icon
+        "buttons": "changed",  # another user name and button label
+        "login": "changed",  # a few pixels of an icon differ
     }
     sentence = next(record["caption"] for record in records if record["id"] == "buttons")
     assert "the text in the lower right changed" in sentence, sentence

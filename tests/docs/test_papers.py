@@ -1,4 +1,4 @@
-"""docs/papers.md names every numbered equation, the function that computes it, and a test; each is where it says."""
+"""docs/papers.md lists every numbered equation with its function and a test, all of which exist."""
 
 from __future__ import annotations
 

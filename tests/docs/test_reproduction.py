@@ -1,4 +1,4 @@
-"""Recipes, scripts, commands and callbacks that docs/notes/reproduction.md names are there."""
+"""Recipes, scripts, commands and callbacks in docs/notes/reproduction.md exist."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning_idc.models import evaluation
 
 SECONDS = 60
-"""Most that an evaluation of seven pairs may take; a process that waits for ever dies of it."""
+"""Time limit of an evaluation of seven pairs; it ends a process that waits forever."""
 SIZES = ((1, 1), (2, 1), (3, 2), (5, 1), (5, 2), (7, 1))
-"""Numbers of pairs, and of pairs in a batch."""
+"""Numbers of pairs and batch sizes."""
 REFERENCES = {
     "all": lambda index: True,
     "first": lambda index: index == 0,
@@ -29,7 +29,7 @@ REFERENCES = {
 
 
 class Some(TinySource):
-    """Pairs of which some have no captions."""
+    """Pairs of which only some have captions."""
 
     def __init__(self, size: int, which: str) -> None:
         super().__init__(size, 500)
@@ -70,7 +70,7 @@ def main(processes: int, out: Path) -> None:
     torch.set_num_threads(1)
     evaluation.STANDARD_METRICS = (
         evaluation.FAST_METRICS
-    )  # METEOR takes seconds per evaluation and is gathered as the others are
+    )  # METEOR takes seconds per evaluation and is gathered like the others
     result = {}
     for size, batch_size in SIZES:
         for which in REFERENCES:

@@ -1,4 +1,4 @@
-"""What every adapter may count on: strict in checkpoints, rebuilt without a Trainer, one off-switch for all."""
+"""Guarantees of every adapter: strict in checkpoints, rebuilt without a Trainer, switched off by one call."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_weights_of_an_adapter_that_the_checkpoint_lacks_are_missed(tmp_path: Pa
     plain.trainer.save_checkpoint(tmp_path / "plain.ckpt")
     with pytest.raises(RuntimeError, match=r"adapters\.shift\.shift"):
         Trainer(**QUIET, callbacks=[shift()]).test(tiny(), TinyPairs(), ckpt_path=tmp_path / "plain.ckpt")
-    # a warm start is the way to add one
+    # a warm start can add an adapter
     warm = tiny(init_from=str(tmp_path / "plain.ckpt"))
     fit([shift()], tmp_path, warm, max_epochs=0)
     assert torch.equal(scores(warm), scores(plain))

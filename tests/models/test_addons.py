@@ -1,4 +1,4 @@
-"""The rules that make add-ons composable: each of them is a test here."""
+"""The rules that make add-ons composable; each rule has a test."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, callbacks: list
         return [kind("color") for kind in callbacks]
 
     whole = fit(make(), tmp_path, max_epochs=3)
-    # 4 batches an epoch: step 6 lies in the middle of the second one
+    # an epoch has 4 batches, so step 6 is in the middle of the second epoch
     saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=6, save_top_k=-1)
     fit([*make(), saver], tmp_path, max_steps=6, enable_checkpointing=True)
     torch.manual_seed(12345)
@@ -91,7 +91,7 @@ def test_two_addons_of_one_class(tmp_path: Path) -> None:
 
 
 class _Renamed(GuessColorCallback):
-    """Another class, so that Lightning's own check of equal state keys does not come first."""
+    """Another class, so that Lightning's own check for duplicate state keys does not raise first."""
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_order_and_host_rules_raise_errors(tmp_path: Path) -> None:
 
 
 class WeightsOfEpochs(Callback):
-    """Keeps the weights that every epoch starts with."""
+    """Records the weights at the start of every epoch."""
 
     def __init__(self) -> None:
         self.weights: list[dict[str, Tensor]] = []
@@ -185,7 +185,7 @@ class WeightsOfEpochs(Callback):
 
 @pytest.mark.parametrize("addons", [0, 1])
 def test_stochastic_weight_averaging_averages_a_network_that_the_data_made(addons: int, tmp_path: Path) -> None:
-    """Lightning copies the module before the data are there, which the vocabulary is made from."""
+    """Lightning copies the module before the vocabulary can be built from the data."""
     watch, averaging = WeightsOfEpochs(), StochasticWeightAveraging(1e-2, swa_epoch_start=1)
     model = fit([watch, averaging, *[GuessColorCallback("color")][:addons]], tmp_path, max_epochs=3)
     for name, parameter in model.named_parameters():
@@ -195,7 +195,7 @@ def test_stochastic_weight_averaging_averages_a_network_that_the_data_made(addon
 
 
 class Built(AddonCallback):
-    """Attaches whatever it is given."""
+    """Returns the given object from ``build``."""
 
     def __init__(self, addon: Any) -> None:
         super().__init__("mine")
@@ -206,7 +206,7 @@ class Built(AddonCallback):
 
 
 class Forgets(Addon):
-    """Returns nothing, or not what is asked for, from one of the four methods."""
+    """Returns None or another invalid value from one of its methods."""
 
     def __init__(self, method: str, found: Any = None) -> None:
         super().__init__()
@@ -247,11 +247,11 @@ def test_accumulating_four_batches_of_one_equals_one_batch_of_four(tmp_path: Pat
         torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-6, msg=name)
 
 
-# ---- hosts that are not ours ------------------------------------------------------------------------------
+# ---- other LightningModules as hosts ----------------------------------------------------------------------
 
 
 class Foreign(LightningModule):
-    """Somebody's own LightningModule: a regression on two-number inputs."""
+    """A user's own LightningModule: a regression on inputs of two numbers."""
 
     def __init__(self, by_hand: bool = False, as_dict: bool = False) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ class SquareCallback(AddonCallback):
 
 
 class Recorder(Addon):
-    """Keeps what it saw and drew in each hook."""
+    """Records the shapes of the features and the random numbers drawn in each hook."""
 
     def __init__(self) -> None:
         super().__init__()

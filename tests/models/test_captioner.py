@@ -1,4 +1,4 @@
-"""What a user's captioner gets from the base class."""
+"""Behaviour that a user-defined captioner inherits from the base class."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_init_from_does_not_change_max_length(trained: TinyCaptioner) -> None:
 
 
 class LongerPairs(TinyPairs):
-    """Pairs whose captions are longer than those of `TinyPairs` and have other words."""
+    """Pairs whose captions are longer than those of `TinyPairs` and contain other words."""
 
     def source(self, split: str) -> PairSource:
         return LongerCaptions(super().source(split))
@@ -126,7 +126,7 @@ def test_k_captions_share_one_look_and_score_as_if_alone(trained: TinyCaptioner)
 
 
 def test_a_test_encodes_and_scores_a_pair_once(trained: TinyCaptioner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change scores come with the losses: the sentences of no change stand behind the captions of each pair."""
+    """Change scores come with the losses: no-change sentences are appended to the captions of each pair."""
     batch = trained.collate([TinySource(4, 750).load(i) for i in range(4)])
     features = trained.encode(batch)
     sentences = [*{caption.text for caption in trained.generate(features)}][:2]
@@ -159,7 +159,7 @@ def test_a_no_change_sentence_counts_once_in_whatever_letters_it_is_written() ->
         model.build()
         batch = model.collate(batch_of)
         features = model.encode(batch)
-        # of both sentences together, which are five once case and unknown words are left out of sight
+        # the expected score is that of two sentences, because case and unknown words do not distinguish the five
         tokens, mask = pad_captions([[[1, 4, 2], [1, 4, 3, 2]]] * 2, captions=2)
         wanted = (1 - model.score(features, tokens, mask).exp().sum(-1)).tolist()
         assert model.change_scores(features) == pytest.approx(wanted, abs=1e-6)
@@ -190,7 +190,7 @@ def test_unknown_words_are_reported_when_a_loaded_captioner_is_trained(
 
 
 def test_endings_that_are_spared_are_a_list() -> None:
-    # a text would be its letters, and most names end in one of them
+    # a string would be read as a list of its letters, and most names end with one of them
     with pytest.raises(ConfigError, match="expected a list of suffixes"):
         TinyCaptioner(no_decay="bias")
 
@@ -231,7 +231,7 @@ def test_a_checkpoint_is_tested_as_it_was_trained_whoever_made_the_network(
     trainer.fit(trained, TinyPairs(image_size=(4, 4)))
     trainer.save_checkpoint(tmp_path / "short.ckpt")
 
-    # its words are those of the checkpoint, so the network stays
+    # the words are those of the checkpoint, so the network is not rebuilt
     def tested(**asked: Any) -> TinyCaptioner:
         model = TinyCaptioner(vocabulary=words, dropout=0.0, **asked)
         files = {"ckpt_path": tmp_path / "short.ckpt", "weights_only": True}
@@ -415,7 +415,7 @@ def test_a_prediction_of_larger_files_is_made_at_the_trained_size(trained: TinyC
 
 
 class _Enlarged:
-    """Pairs of another source at twice the size."""
+    """Pairs of another source, enlarged to twice the size."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -436,7 +436,7 @@ class _Enlarged:
 
 
 def test_loaders_without_a_data_module_raise_an_error_with_advice(tmp_path: Path) -> None:
-    """A loader of a data module that no trainer knows collates for modules that are no captioners."""
+    """Without its data module, the trainer gets batches for modules that are not captioners."""
     data, trainer = TinyPairs(batch_size=4), Trainer(**QUIET, max_epochs=1, default_root_dir=tmp_path)
     with pytest.raises(ConfigError, match="TinyCaptioner has no network yet: set `vocabulary`"):
         trainer.fit(TinyCaptioner(), data.train_dataloader())

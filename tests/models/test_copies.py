@@ -1,4 +1,4 @@
-"""Copies of a captioner, as reference policies and weight averaging make them."""
+"""Copies of a captioner, as made for reference policies and weight averaging."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def sgd(parameters: Any, cli: Any) -> torch.optim.Optimizer:
 
 
 def test_a_captioner_is_copied_without_the_command_line_that_made_its_optimizer() -> None:
-    """LightningCLI's optimizer refers to the CLI; a trainer that has started other processes holds locks."""
+    """LightningCLI's optimizer refers to the CLI, and a trainer that has started other processes holds locks."""
     optimizer = functools.partial(sgd, cli={"processes": [threading.Lock()]})
     captioner = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "red"], optimizer=optimizer)
     captioner.build()

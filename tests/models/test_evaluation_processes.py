@@ -1,4 +1,4 @@
-"""Evaluation in several processes equals that in one, with few pairs and without captions, and never waits."""
+"""Evaluation in several processes equals that in one, with few pairs and without captions, and never deadlocks."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_scores_and_losses_equal_those_of_one(processes: int, alone: Any, tmp_pa
 
 @pytest.mark.dist
 def test_what_is_measured_depends_on_the_references(alone: Any) -> None:
-    """The cases above are different ones: else they could agree for a bad reason."""
+    """The cases above have different results; otherwise they could agree for the wrong reason."""
     assert "test/loss" in alone["5 all 1"] and "test/loss" not in alone["5 none 1"]
     assert alone["5 all 1"]["test/loss"] != alone["5 first 1"]["test/loss"]
     assert alone["5 all 1"]["test/loss"] == pytest.approx(alone["5 all 2"]["test/loss"], rel=1e-5)
     assert len(alone["7 odd 1"]["said"]) == 7
 
 
-# ---- no process may skip what the others take part in ----------------------------------------------------
+# ---- all processes must take part in collective calls ----------------------------------------------------
 
 COLLECTIVES = {
     *(
@@ -62,7 +62,7 @@ COLLECTIVES = {
     *("full_state_dict", "full_tensor", "gather", "gather_object", "reduce", "reduce_boolean_decision", "scatter"),
 }
 OF_ONE = ("is_rank_zero", "is_global_zero", "global_rank", "local_rank", "get_rank", "rank")
-"""What is true in some processes only."""
+"""Names whose values differ between processes."""
 
 
 def named(node: ast.AST) -> str:
@@ -80,7 +80,7 @@ def depends_on_rank(test: ast.expr) -> bool:
 
 
 def conditional_collectives(tree: ast.Module) -> list[str]:
-    """Collective calls that stand under a condition on the rank, or, where a batch is evaluated, on the batch."""
+    """Find collective calls that depend on the rank or, where a batch is evaluated, on the batch."""
     messages: list[str] = []
 
     def visit(node: ast.AST, function: str, inside: bool) -> None:
@@ -98,7 +98,7 @@ def conditional_collectives(tree: ast.Module) -> list[str]:
                     under = under or leaves(child, of_batch)
 
     def leaves(node: ast.AST, of_batch: bool) -> bool:
-        """Whether what follows is left out by some processes."""
+        """Return whether some processes skip the statements that follow."""
         conditional = isinstance(node, ast.If) and (of_batch or depends_on_rank(node.test))
         return conditional and isinstance(node.body[-1], ast.Return | ast.Continue | ast.Break)  # type: ignore[attr-defined]
 

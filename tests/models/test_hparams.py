@@ -1,4 +1,4 @@
-"""Hyper-parameters are what a checkpoint stores: they have few writers, and options of a call are none of them."""
+"""Hyper-parameters, which checkpoints store: only two methods write them, and options of a call are not included."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_hparams(node: ast.expr) -> bool:
 
 
 def writers(path: Path, tree: ast.Module) -> Iterator[str]:
-    """Functions that change ``hparams``, other than the two that are for it."""
+    """Yield the functions that change ``hparams``, except for the two that may change it."""
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef) or function.name in WRITERS:
             continue
@@ -51,7 +51,7 @@ def test_hparams_are_written_by_two_methods() -> None:
 
 
 class StartsFromFile(PairCaptioner):
-    """Starts from a file that no checkpoint names.
+    """Starts from a weights file whose path is not stored in checkpoints.
 
     Args:
         start: file of weights.

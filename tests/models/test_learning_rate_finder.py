@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 
 
 class FirstRates(Callback):
-    """Learning rates of the parameter groups in the first step."""
+    """Records the learning rates of the parameter groups in the first step."""
 
     def __init__(self) -> None:
         self.rates: dict[str, float] = {}
@@ -33,7 +33,7 @@ def captioner() -> TinyCaptioner:
 
 
 def rates_from(lr: float, steps: int) -> dict[str, float]:
-    """Learning rates in the first of ``steps`` steps: the warm-up has not begun to rise."""
+    """Expected learning rates in the first of ``steps`` steps, at the start of the warm-up."""
     first = WarmupLinear(warmup=0.5)(0.0 / steps)
     return {"vision": pytest.approx(0.5 * lr * first), "language": pytest.approx(lr * first)}
 

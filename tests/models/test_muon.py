@@ -37,7 +37,7 @@ def test_singular_values_come_close_to_one() -> None:
 
 
 def network() -> nn.Module:
-    """Matrices of several shapes, a convolution, norms and biases."""
+    """Create a network with matrices of several shapes, a convolution, norms and biases."""
     torch.manual_seed(0)
     net = PairTransformerNet(build_backbone("cnn", pairs=True), (4, 4), vocabulary=11, width=16, heads=2, dropout=0.0)
     return net.double()
@@ -55,7 +55,7 @@ def test_matrices_step_as_in_torch_muon_and_the_rest_as_in_adamw() -> None:
     matrices = [value for value in reference.parameters() if value.ndim == 2]
     rest = [value for value in reference.parameters() if value.ndim != 2]
     assert len(matrices) > 10 and any(value.ndim == 4 for value in rest)
-    # torch computes in bfloat16
+    # torch's Muon computes in bfloat16
     muon = torch.optim.Muon(matrices, lr=5e-3, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
     adamw = torch.optim.AdamW(rest, lr=5e-3, weight_decay=0.01, betas=(0.9, 0.98))
     before = copy.deepcopy(net)

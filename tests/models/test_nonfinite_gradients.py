@@ -1,4 +1,4 @@
-"""A gradient that is not finite ruins no checkpoint on the disk, and the run can be resumed from what is there."""
+"""A non-finite gradient does not damage checkpoints on the disk, and the run can be resumed from them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def in_setting(name: str) -> Fault:
 
 
 class Hook(Callback):
-    """Damages a training once, after the backward pass or after the step."""
+    """Damages the training once, after a backward pass or after a step."""
 
     def __init__(self, hook: str, fault: Fault, step: int) -> None:
         self.hook, self.fault, self.step = hook, fault, step
@@ -120,7 +120,7 @@ class Hook(Callback):
 
 
 class Counting(TinyCaptioner):
-    """With a buffer that checkpoints hold, and a loss that may be damaged."""
+    """Has buffers that checkpoints contain, and a loss that can be damaged."""
 
     bad_loss: tuple[int, float] | None = None
 
@@ -129,7 +129,7 @@ class Counting(TinyCaptioner):
         if net is not None:
             net.register_buffer("seen", torch.zeros(()))
             net.register_buffer("spectrum", torch.zeros(2, dtype=torch.complex64))
-            net.register_buffer("mask", torch.full((2,), float("-inf")))  # a checkpoint may hold one
+            net.register_buffer("mask", torch.full((2,), float("-inf")))  # checkpoints may contain infinite values
         return net
 
     def training_loss(self, features: Any, batch: Any) -> torch.Tensor:
@@ -189,7 +189,7 @@ def test_what_is_on_the_disk_is_finite_after_each_fault(name: str, step: int, tm
         model.bad_loss = (step - 1, NAN if "nan" in name else INF)
     bad = Hook(hook, fault, step - (hook == "backward"))
     with pytest.raises((CheckpointError, ConfigError)) as raised:
-        # before the callback that saves, as a callback of the user
+        # the damage comes before the callback that saves, as from a user's callback
         train(tmp_path, [*averages, bad], 1, model)
     assert "\n" not in str(raised.value)
     assert [*tmp_path.glob("*.ckpt")]
@@ -205,7 +205,7 @@ def test_what_is_on_the_disk_is_finite_after_each_fault(name: str, step: int, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gradient nan", "gradient inf", "all gradients nan", "loss nan", "loss inf"])
 def test_a_step_is_skipped_by_choice(name: str, tmp_path: Path) -> None:
-    """As if the weights and moments of that step had been restored: those of before it are the oracle."""
+    """Oracle: the weights and moments before the step; skipping the step has the same effect as restoring them."""
     states: dict[int, dict[str, Any]] = {}
 
     class Record(Callback):
@@ -251,7 +251,7 @@ def test_a_captioner_that_is_not_finite_is_not_saved_to_a_folder(tmp_path: Path)
 @pytest.mark.parametrize("step", [1, STEPS - 1], ids=["in the middle", "at the last step"])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e38])
 def test_checkpoints_stay_finite_and_the_run_goes_on_with_clipping(step: int, value: float, tmp_path: Path) -> None:
-    """The norm of a gradient spreads one bad value over all; without clipping, see the test of each fault above."""
+    """The norm spreads one bad value to all gradients; without clipping, see the test of each fault above."""
     try:
         train(tmp_path, [BadGradient(step, value)], 1, gradient_clip_val=1.0)
     except (CheckpointError, ConfigError) as error:
@@ -281,7 +281,7 @@ def test_a_checkpoint_with_nan_is_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_norm_of_gradients_is_that_of_all_values_in_every_precision(dtype: torch.dtype) -> None:
-    """Oracle: the norm of all gradients as one vector in float64. Trainings in 64-true failed at their first step."""
+    """Oracle: the norm of one float64 vector of all gradients. Regression: 64-true failed at the first step."""
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.zeros(size, dtype=kind)) for size, kind in ((5, dtype), (7, torch.float32))]
     for parameter in parameters:

@@ -30,7 +30,7 @@ QUIET: dict[str, Any] = {
 
 
 def block() -> str:
-    """Code of the captioner in CONTRIBUTING.md."""
+    """Return the code of the captioner in CONTRIBUTING.md."""
     return next(code for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S) if "build_net" in code)
 
 
@@ -49,7 +49,7 @@ def test_the_captioner_of_contributing_trains_searches_and_is_described_by_the_c
     (tmp_path / "mine_of_readme.py").write_text(block())
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(IMPORTS, "")  # what the command leaves there goes with the test
+    monkeypatch.setenv(IMPORTS, "")  # the command changes this variable; restore it after the test
     monkeypatch.setattr(names, "MODULES", list(names.MODULES))
     for side in ("before", "after"):
         Image.new("RGB", (8, 8), (120, 130, 140)).save(f"{side}.png")
@@ -103,7 +103,7 @@ def test_rows_are_chosen_of_whatever_a_state_is_made_of() -> None:
 
 
 class WithPart(PairCaptioner):
-    """Has an argument of its own, which may be anything.
+    """Has an argument of its own that accepts any object.
 
     Args:
         part: anything.
@@ -123,7 +123,7 @@ class WithPart(PairCaptioner):
     ids=["module", "path", "list", "class"],
 )
 def test_an_argument_that_no_checkpoint_can_hold_is_refused_before_training(part: Any, tmp_path: Path) -> None:
-    """Every checkpoint of such a run would be refused when it is opened, as one that runs code."""
+    """Checkpoints of such a run would be rejected when they are loaded, because loading them would run code."""
     options: dict[str, Any] = {**QUIET, "max_epochs": 1, "default_root_dir": tmp_path}
     with pytest.raises(ConfigError, match=r"argument 'part' of WithPart is .*create the object in build_net"):
         Trainer(**options).fit(WithPart(part), TinyPairs())

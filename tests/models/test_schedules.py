@@ -1,4 +1,4 @@
-"""Schedules against the formulas of the code that they are named after."""
+"""Schedules compared with the formulas in the code that they are named after."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_the_cosine_of_bert_adam_begins_with_the_run() -> None:
         expected = x / 0.1 if x < 0.1 else 0.5 * (1.0 + math.cos(math.pi * x))
         assert schedule(x) == pytest.approx(expected, rel=1e-12, abs=1e-3 if x < 0.001 else 1e-15)
     assert schedule(0.0) == WarmupCosine(0.1)(0.0) > 0, "the first step is not wasted"
-    # where the warm-up ends, a fortieth of the way down is gone
+    # at the end of the warm-up, the cosine has already decreased by a fortieth
     assert schedule(0.1) == pytest.approx(0.9755, abs=1e-4) and WarmupCosine(0.1)(0.1) == 1.0
 
 
 @pytest.mark.parametrize("kind", [WarmupCosine, BertWarmupCosine, WarmupLinear, WarmupHold, LogarithmicWarmup])
 def test_warmup_ratio_rejects_a_number_of_steps(kind: type[Schedule]) -> None:
-    # 500 would be taken for 500 runs: no step would have more than a five-hundredth of the rate
+    # 500 would be read as 500 runs, so the rate would never exceed a five-hundredth of its maximum
     for warmup in (500, 1.5, -0.1, math.nan):
         with pytest.raises(ConfigError, match="fraction of the run"):
             kind(warmup=warmup)  # type: ignore[call-arg]

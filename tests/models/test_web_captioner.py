@@ -1,4 +1,4 @@
-"""WebCaptioner. Oracles: pages drawn here whose change is known, and sums of probabilities."""
+"""WebCaptioner. Oracles: pages drawn here with known changes, and sums of probabilities."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ torch.set_num_threads(1)
 
 
 def page(seed: int = 0, height: int = 120, width: int = 200) -> np.ndarray:
-    """Lines of random marks on white, uint8 ``(3, H, W)``."""
+    """Draw lines of random marks on a white page, uint8 ``(3, H, W)``."""
     image = np.full((3, height, width), 255, np.uint8)
     random = np.random.default_rng(seed)
     for top in range(10, height - 10, 14):
@@ -45,7 +45,7 @@ def page(seed: int = 0, height: int = 120, width: int = 200) -> np.ndarray:
 
 
 def drawn(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """A page, the page after a change, and the box of the changed line in the first one."""
+    """Return a page, the page after a change, and the box of the changed line in the first page."""
     before = page(seed)
     top = 10 + 14 * (seed % 6)
     rows, after = slice(top, top + 8), before.copy()
@@ -61,7 +61,7 @@ def drawn(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
 def test_what_moved_down_is_no_part_of_the_core() -> None:
     before = page()
     after = before.copy()
-    after[:, 30:] = before[:, 24:-6]  # from the second line on, all is 6 pixels lower
+    after[:, 30:] = before[:, 24:-6]  # everything from the second line on moves down by 6 pixels
     after[:, 24:30, 10:100] = 90
     core = find_core(before, after)
     assert core is not None and core.shift == (0, 6) and core.tail[1] >= 6
@@ -72,7 +72,7 @@ def test_what_moved_down_is_no_part_of_the_core() -> None:
 def test_what_was_pushed_along_is_no_part_of_the_core() -> None:
     before = page(height=30)
     after = before.copy()
-    after[:, 10:18, 69:] = before[:, 10:18, 60:-9]  # from column 60 on, all is 9 pixels to the right
+    after[:, 10:18, 69:] = before[:, 10:18, 60:-9]  # everything from column 60 on moves right by 9 pixels
     after[:, 10:18, 40:69] = np.where(before[:, 10:18, 40:69] == 0, 60, 200)
     core = find_core(before, after)
     assert core is not None and core.shift[0] == 9 and core.tail[0] > 20
@@ -81,7 +81,7 @@ def test_what_was_pushed_along_is_no_part_of_the_core() -> None:
 
 def test_a_candidate_is_the_cell_around_a_text_and_the_element_that_moved() -> None:
     before = np.full((3, 100, 200), 255, np.uint8)
-    before[:, 20:60, 30:150] = 0  # the edge of a cell, 1 pixel wide
+    before[:, 20:60, 30:150] = 0  # the border of a cell, 1 pixel wide
     before[:, 21:59, 31:149] = 255
     before[:, 36:44, 42:60] = np.where(page(1)[:, 10:18, 42:60] == 0, 0, 255)
     after = before.copy()
@@ -92,7 +92,7 @@ def test_a_candidate_is_the_cell_around_a_text_and_the_element_that_moved() -> N
         box_iou(box, (30, 20, 150, 60)) for box in find_candidates(before, core, match_words(before, after, core))
     ]
     assert len(overlaps) == len(CANDIDATES) and max(overlaps) > 0.8
-    # a word of another color in a line of words
+    # a word of another color within a line
     before = page(2, height=30)
     before[1:, 10:18, 10:50] = np.where(before[1:, 10:18, 10:50] == 0, 160, 255)
     after = before.copy()
@@ -121,7 +121,7 @@ def test_measures_are_finite_and_have_one_order(kind: str) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_plain_area_of_another_color_has_no_correlation() -> None:
-    """Its colors are constant up to rounding."""
+    """The colors of each area are constant up to rounding."""
     before = np.full((3, 220, 260), 250, np.uint8)
     after = before.copy()
     random = np.random.default_rng(0)
@@ -163,7 +163,7 @@ def test_probabilities_of_all_sentences_sum_to_one(captioner: WebCaptioner) -> N
     mask = tokens != 0
     mask[:, 0] = False
     scores = captioner.score(features, tokens.expand(2, -1, -1), mask.expand(2, -1, -1))
-    # word by word the same as at once; words that continue no sentence have a probability of 1e-6 in all
+    # scores by word equal those of whole sentences; words that continue no sentence have a total probability of 1e-6
     likely = features.memory[:, 0] > -9
     torch.testing.assert_close(scores[likely], features.memory[:, 0][likely], atol=2e-3, rtol=0)
     assert captioner.net is not None
@@ -173,7 +173,7 @@ def test_probabilities_of_all_sentences_sum_to_one(captioner: WebCaptioner) -> N
 
 
 def test_the_most_probable_sentence_is_said(captioner: WebCaptioner) -> None:
-    """Half of the probability is that of many sentences that begin with another word."""
+    """70 % of the probability belongs to sentences with another first word, each of which is less probable."""
     texts = all_sentences()
     removed = next(n for n, text in enumerate(texts) if text.startswith("a ") and "removed" in text)
     others = [n for n, text in enumerate(texts) if text.startswith("the ")][:20]
@@ -194,7 +194,7 @@ def test_an_unchanged_pair_has_no_change_and_no_box(captioner: WebCaptioner) -> 
     assert caption.text == NOTHING and caption.change_score is not None and caption.change_score < 0.01
     sample = captioner.input_spec.read(image, image)
     assert answer_pairs(captioner, [sample])[0].boxes == []
-    # replaced images are measured again: the control of identical images
+    # replaced images are measured again, as in the identical-image control
     before, after, _ = drawn("remove", 3)
     batch = captioner.collate([PairSample("a", torch.from_numpy(before), torch.from_numpy(after))])
     same = captioner.with_images(batch, batch.images[:, :1].expand_as(batch.images))
@@ -264,13 +264,13 @@ def test_training_learns_operators_and_boxes(release: Path, tmp_path: Path, caps
         result["scores"]["changed"]["recall (strict, IoU)"] > 85 and result["scores"]["unchanged"]["specificity"] == 100
     )
     assert result["baselines"]["claims nothing"]["all"]["overall"] == 25
-    # measured once or with its images, a pair has the same numbers
+    # measures are the same whether they are stored in advance or computed from the images of a pair
     sources = (data.dataset("train"), WebPairs(str(release), batch_size=16).dataset("train"))
     once, with_images = (model.collate([pairs[index] for index in range(4)]) for pairs in sources)
     assert once.images.shape[-2:] == (1, 1) != with_images.images.shape[-2:]
     assert once.pixels.keys() == with_images.pixels.keys()
     assert all(torch.equal(value, with_images.pixels[name]) for name, value in once.pixels.items())
-    # saved, opened by name and on the command line
+    # the saved captioner is loaded in Python and on the command line
     model.save_pretrained(tmp_path / "web")
     before, after = (release / f"images/32_{side}.png" for side in ("before", "after"))
     expected = model.describe(before, after)
@@ -293,7 +293,7 @@ def test_trees_split_by_the_measure_that_tells_labels_apart() -> None:
     answers = forest(torch.from_numpy(measures))
     assert ((answers[:, 0] > 0.5).numpy() == (labels[:, 0] > 0.5)).mean() > 0.95
     torch.testing.assert_close(answers[:, 0] + answers[:, 1], torch.ones(80), atol=5e-3, rtol=0)
-    # a tree of one node answers with the mean of all labels
+    # a tree with one node predicts the mean of all labels
     single = Forest(1, 1, 3)
     single.grow(measures, labels, np.ones(3, np.float32), seed=0)
     expected = torch.from_numpy(labels.mean(0)).expand(80, -1)

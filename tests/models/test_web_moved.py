@@ -1,4 +1,4 @@
-"""Moves of pixels and parts that changed, on drawn pages whose change is known."""
+"""Moves of pixels and changed parts, on drawn pages with known changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_idc.models.web.words import match_words
 
 
 def box(page: np.ndarray, left: int, top: int, seed: int, size: tuple[int, int] = (40, 12)) -> None:
-    """Draw a picture of many colors into a page ``(3, H, W)``, where it is within it."""
+    """Draw a multicolored image into a page ``(3, H, W)``; the part beyond the left edge is cut off."""
     random = np.random.default_rng(seed)
     picture = random.integers(0, 200, (3, size[1], size[0]), dtype=np.uint8)
     start = max(0, -left)
@@ -42,7 +42,7 @@ def test_an_element_that_moves_is_at_another_place_even_over_others_and_the_edge
     before, after = blank(), blank()
     for page, (along, down) in ((before, (0, 0)), (after, move)):
         box(page, 60, 40, seed=1)
-        box(page, 4 + along, 40 + down, seed=0)  # lies over the other one, or leaves the page
+        box(page, 4 + along, 40 + down, seed=0)  # overlaps the other box or leaves the page
     values = measured(before, after)
     assert (values["move_along"], values["move_down"]) == move
     assert values["move_share"] > 0.6 and values["move_lead"] > 0.3 and values["move_lead_across"] > 0.3

@@ -1,4 +1,4 @@
-"""Words of pages: drawn ones, whose moves are known."""
+"""Words on drawn pages with known moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTHS = [30, 18, 42, 25, 36, 22]
 
 
 def word(width: int, seed: int) -> np.ndarray:
-    """Marks of random heights that differ from word to word, ``(12, width)``, 0 on white."""
+    """Return marks whose random heights differ between words, ``(12, width)``, 0 on white."""
     random = np.random.default_rng(seed)
     image = np.full((12, width), 255, np.uint8)
     for left in range(0, width - 2, 4):
@@ -26,7 +26,7 @@ def word(width: int, seed: int) -> np.ndarray:
 
 
 def text(order: list[int], lefts: list[int], tops: list[int], height: int = 160) -> np.ndarray:
-    """Words of a page at the given places, uint8 ``(3, H, 300)``."""
+    """Draw words at the given positions of a page, uint8 ``(3, H, 300)``."""
     page = np.full((3, height, 300), 255, np.uint8)
     for index, left, top in zip(order, lefts, tops, strict=True):
         page[:, top : top + 12, left : left + WIDTHS[index]] = word(WIDTHS[index], index)
@@ -43,7 +43,7 @@ BEFORE = text([0, 1, 2, 3, 4, 5], [10, 60, 100, 10, 60, 110], [50, 50, 50, 80, 8
 
 
 def test_words_that_wrap_anew_have_partners_and_a_removed_one_has_none() -> None:
-    # word 1 is gone, and all others take the next place in two lines
+    # word 1 is removed, and the words after it move to the next positions in the two lines
     after = text([0, 2, 3, 4, 5], [10, 60, 115, 10, 60], [50, 50, 50, 80, 80])
     words = words_of(BEFORE, after)
     assert len(words.before) == 5 and len(words.new) == 0, "word 0 has no changed pixel"
@@ -97,7 +97,7 @@ def test_clusters_are_ordered_by_their_first_box() -> None:
 def test_a_pair_without_words_has_measures() -> None:
     before = np.full((3, 40, 60), 255, np.uint8)
     after = before.copy()
-    after[:, 10:30, 10:40] = 240  # no edge is strong enough for a word
+    after[:, 10:30, 10:40] = 240  # no edge is strong enough to belong to a word
     words = words_of(before, after)
     assert len(words.before) == len(words.after) == 0
     assert np.isfinite(list(compare_words(words).values())).all()

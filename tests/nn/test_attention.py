@@ -25,7 +25,7 @@ def test_few_queries_equal_fused_kernel(queries: int) -> None:
 def _masks() -> dict[str, Tensor | None]:
     generator = torch.Generator().manual_seed(1)
     padding = torch.rand(3, 1, 1, 9, generator=generator) > 0.4
-    padding[1] = False  # a query without keys
+    padding[1] = False  # all keys are masked
     bias = torch.randn(2, 9, 9, generator=generator).requires_grad_()
     return {"none": None, "causal": None, "padding": padding, "bias": bias}
 
@@ -36,12 +36,12 @@ def test_training_in_16_bits_equals_formula(kind: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(F, "scaled_dot_product_attention", Mock(side_effect=AssertionError("the slow kernel")))
     actual = _outputs_and_gradients(torch.bfloat16, kind, attend)
     for one, other in zip(actual, expected, strict=True):
-        # bf16 has 8 bits, and each of the four products rounds
+        # bf16 has 8 significant bits, and each of the four products is rounded
         assert (one.double() - other).norm() < 0.01 * other.norm()
 
 
 def _outputs_and_gradients(dtype: torch.dtype, kind: str, attention: object) -> list[Tensor]:
-    """Output, and gradients of query, keys, values and bias, from the same bf16 numbers."""
+    """Output and gradients of query, keys, values and bias, computed from the same bf16 values."""
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(3, 2, 9, 8, generator=generator).bfloat16().to(dtype).requires_grad_() for _ in range(3)]
     mask, is_causal = _masks()[kind], kind == "causal"

@@ -28,7 +28,7 @@ def test_small_cnn_parameters_and_grid_sizes() -> None:
 
 
 def test_receptive_fields_of_small_and_residual_cnn() -> None:
-    """Occluded objects are recognised by their surroundings, and large objects exceed 31 pixels."""
+    """Large receptive fields: occluded objects are recognised by their context, and objects can exceed 31 pixels."""
     for name, receptive_field in (("cnn", 31), ("residual", 87)):
         backbone = build_backbone(name).eval()
         pixels = noise(256, 256, 1).float().requires_grad_()
@@ -104,7 +104,7 @@ def test_load_backbone_is_strict(tmp_path: Path) -> None:
     torch.save({"state_dict": {**state, "net.head.weight": torch.ones(1)}}, tmp_path / "a.ckpt")
     load_backbone(target, tmp_path / "a.ckpt")
     assert all(torch.equal(value, target.state_dict()[key]) for key, value in source.state_dict().items())
-    with pytest.raises(CheckpointError, match="holds another backbone"):  # of another width
+    with pytest.raises(CheckpointError, match="holds another backbone"):  # a backbone of another width
         load_backbone(SmallCNN(width=48), tmp_path / "a.ckpt")
     torch.save({"state_dict": {"head.weight": torch.ones(1)}}, tmp_path / "b.ckpt")
     with pytest.raises(CheckpointError, match=r"no weights under 'net\.backbone\.'"):
@@ -115,7 +115,7 @@ def test_load_backbone_is_strict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["file.safetensors", "file.pth", "folder", "hub id"])
 def test_a_timm_backbone_starts_from_timm_weights(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: the feature map of the timm model whose state dict was saved, with its classifier."""
+    """Oracle: the feature map of the timm model whose state dict, including the classifier, was saved."""
     state, model = timm_state("test_resnet")
     target = tmp_path / kind
     if kind == "hub id":

@@ -81,5 +81,5 @@ def test_read_torchscript_runs_no_code_and_rejects_other_files(parity: Path, tmp
         read_torchscript(malicious)
     assert not (tmp_path / "ran").exists()
     shutil.copy(parity / "archive.pt", tmp_path / "ViT-B-32.pt")
-    with pytest.raises(CheckpointError, match="are not available"):  # the archive has another size than ViT-B-32
+    with pytest.raises(CheckpointError, match="are not available"):  # the archive has other sizes than ViT-B-32
         build_clip("ViT-B-32-quickgelu", ClipVocabulary(), str(tmp_path / "ViT-B-32.pt"))

@@ -22,7 +22,7 @@ CELL = 8
 
 
 def spots(count: int, seed: int, side: int = 96) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs of noise with up to three spots that are brighter (1) or darker (2) afterwards, and their cells."""
+    """Pairs of noise with up to three spots that become brighter (1) or darker (2), and the classes of their cells."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(high: int, *shape: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ def spots(count: int, seed: int, side: int = 96) -> tuple[torch.Tensor, torch.Te
     before = draw(40, count, 1, side, side).add(100).expand(-1, 3, -1, -1).clone()
     after, cells = before + draw(5, count, 1, side, side), torch.zeros(count, 1, side // CELL, side // CELL).long()
     for pair in range(count):
-        positions = torch.randperm(9, generator=generator)[: int(draw(4))]  # of nine, four cells apart
+        positions = torch.randperm(9, generator=generator)[: int(draw(4))]  # nine positions, four cells apart
         for position in positions.tolist():
             row, column = 1 + position // 3 * 4, 1 + position % 3 * 4
             kind = 1 + int(draw(2))
@@ -116,12 +116,12 @@ def test_counts_of_image_and_regions() -> None:
     cells = torch.zeros(1, 2, 27, 27)
     cells[0, 0, 0:3, 0:3] = 0.8  # in the first of nine regions
     cells[0, 1, 12:15, 16:20] = 0.9  # one change between the centre and the region on its right
-    cells[0, 0, 24:27, 24:27], cells[0, 1, 24:27, 24:27] = 0.3, 0.4  # two kinds: one change of the more likely one
+    cells[0, 0, 24:27, 24:27], cells[0, 1, 24:27, 24:27] = 0.3, 0.4  # both kinds: one change of the likelier one
     cells[0, 0, 24:27, 0:3] = 0.2  # below the threshold
     first, second = counts.counts(cells)[0].tolist()
     assert first == [1, 1, 0, 0, 0, 0, 0, 0, 0, 0] and second == [2, 0, 0, 0, 0, 0, 1, 0, 0, 1]
     three_changes = torch.zeros(1, 2, 27, 27)
-    for y, x in ((1, 1), (1, 6), (6, 1)):  # in one region; counts are clamped to two
+    for y, x in ((1, 1), (1, 6), (6, 1)):  # all in one region; counts are clamped to two
         three_changes[0, 0, y - 1 : y + 2, x - 1 : x + 2] = 1.0
     assert counts.counts(three_changes)[0].tolist() == [[3, 3] + [0] * 8, [0] * 10]
     two_changes = three_changes.clone()
@@ -171,7 +171,7 @@ def test_locate_counts_centres_boxes_and_clips_them_to_the_image() -> None:
     assert locate_counts(torch.full((8, 8), 0.01)).boxes == []
 
 
-@pytest.mark.parametrize("levels", [0, 4])  # with 4 levels many means are equal, and the first of them is the peak
+@pytest.mark.parametrize("levels", [0, 4])  # with 4 levels many means are equal, and the first one is the peak
 def test_peaks_and_counts_equal_loop_over_cells(levels: int) -> None:
     torch.manual_seed(0)
     cells = torch.rand(3, 6, 17, 22) ** 4

@@ -11,7 +11,7 @@ from lightning_idc.nn.registration import _solve, registered
 
 
 def board(seed: int = 0, side: int = 192) -> torch.Tensor:
-    """Black and white traces and pads, uint8 ``(3, side, side)``."""
+    """Draw black traces and pads on white, uint8 ``(3, side, side)``."""
     generator = torch.Generator().manual_seed(seed)
     image = torch.full((side, side), 255, dtype=torch.uint8)
     for index in range(40):
@@ -29,7 +29,7 @@ def rotate_and_scale(image: torch.Tensor, degrees: float, scale: float) -> torch
 
 
 def difference(pair: torch.Tensor) -> float:
-    """Mean absolute difference of pixels farther than 16 pixels from the border."""
+    """Mean absolute difference, without a border of 16 pixels."""
     before, after = pair[..., 16:-16, 16:-16].float()
     return float((before - after).abs().mean())
 
@@ -56,7 +56,7 @@ def test_registration_keeps_changes_and_hides_borders() -> None:
     aligned = registered(torch.stack([before, after])[None])[0].int()
     is_changed = (aligned[0] - aligned[1]).abs().amax(0) > 127
     assert int(is_changed[90:98, 60:68].sum()) == 64
-    assert int(is_changed.sum()) < 80  # pixels outside of the first image show no change
+    assert int(is_changed.sum()) < 80  # pixels from outside of the first image show no change
 
 
 def test_aligned_and_textureless_pairs_are_unchanged() -> None:

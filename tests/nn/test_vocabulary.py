@@ -56,7 +56,6 @@ def test_decoding_stops_at_the_end_token() -> None:
 
 @given(st.text(max_size=60))
 def test_encode_of_decoded_text_equals_ids(text: str) -> None:
-    # ids survive decoding and encoding
     vocabulary = Vocabulary.build([text])
     ids = vocabulary.encode(text)
     assert UNK not in ids

@@ -66,7 +66,7 @@ def test_clip4idc_as_retriever_encoder(tmp_path: Path) -> None:
     for name, parameter in encoder.named_parameters():
         assert torch.equal(frozen.get_parameter(name), parameter), name
     assert not any("encoder" in name for name in model.state_dict()), "a frozen encoder is in no checkpoint"
-    # images of another size than the encoder takes, and a trained encoder: only its image tower is trained
+    # the images have another size than the encoder's input; of the encoder only the image tower is trained
     trained = AdversarialRetriever(str(tmp_path / "retriever.ckpt"), train_encoder=True)
     again = TinyCaptioner(learning_rates={"addons.retriever": 20.0})
     fit([PreferenceOptimization(), trained], tmp_path, again, max_steps=2, data=LargerPairs(batch_size=4, seed=1))
@@ -140,7 +140,7 @@ def test_adapter_copy_keeps_the_sft_adapters_as_reference(options: dict[str, Any
         assert torch.equal(parameter, before[trained_name]), name
         num_changed += not torch.equal(parameter, weights[trained_name])
     assert num_changed
-    # without preference optimisation the copy is dropped
+    # a model loaded without preference optimisation has no copy
     trained.trainer.save_checkpoint(tmp_path / "dpo.ckpt")
     again = type(trained).load_from_checkpoint(tmp_path / "dpo.ckpt")
     assert not any("reference" in name.split(".") for name, _ in again.named_parameters())

@@ -121,7 +121,7 @@ def test_callback_order_does_not_matter_and_no_weight_is_stored_twice(tmp_path: 
     first = fit(callbacks, tmp_path / "first", max_steps=3)
     callbacks = [AdversarialRetriever(candidates=6), PreferenceOptimization()]
     second = fit(callbacks, tmp_path / "second", max_steps=3)
-    # the drawn negatives first, then their effect, so that a failure shows where the difference began
+    # compare the drawn negatives before their effect, so that a failure shows where the difference starts
     records = [json.loads((tmp_path / name / "negatives.json").read_text()) for name in ("first", "second")]
     assert {id: row["negative"] for id, row in records[0].items()} == {
         id: row["negative"] for id, row in records[1].items()
@@ -265,7 +265,7 @@ def test_caption_embedding_is_the_sum_of_its_unigrams_and_bigrams() -> None:
         words = text.split()
         for term in [*words, *(f"{a} {b}" for a, b in pairwise(words))]:
             term_counts[term] = term_counts.get(term, 0) + 1
-    order = sorted(term_counts, key=lambda term: -term_counts[term])  # stable, as first seen
+    order = sorted(term_counts, key=lambda term: -term_counts[term])  # stable, in order of occurrence
     rows = [heads.words.weight[torch.tensor([order.index(t) for t in own])].sum(0) for own in terms]
     expected = nn.functional.normalize(heads.captions(torch.stack(rows)), dim=-1)
     torch.testing.assert_close(heads.embed_captions(torch.tensor([0, 1])), expected)

@@ -1,4 +1,4 @@
-"""Negatives of whole splits, drawn outside of training: those that the same source draws in training."""
+"""Negatives drawn for whole splits outside of training: they equal those that the same source draws in training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TinyCaptioner, TinyPairs, str]:
-    """A captioner after a few steps of ADPO, its data, and the checkpoint with its retriever."""
+    """Return a captioner after a few steps of ADPO, its data, and a checkpoint that includes the retriever."""
     folder = tmp_path_factory.mktemp("adpo")
     model = fit([PreferenceOptimization(), AdversarialRetriever(candidates=8)], folder)
     path = str(folder / "adpo.ckpt")

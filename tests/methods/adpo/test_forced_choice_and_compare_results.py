@@ -28,7 +28,7 @@ WORDS = ["<pad>", "<bos>", "<eos>", "<unk>"]
 
 
 class FixedPreference(TinyCaptioner):
-    """Scores the first caption by ``sign``, every other one by 0."""
+    """Gives the first caption a score of ``sign`` and every other caption a score of 0."""
 
     def __init__(self, sign: float = 1.0, **options: Any) -> None:
         super().__init__(vocabulary=[*WORDS, "red"], max_length=4, **options)
@@ -61,7 +61,7 @@ class PrefersFirstPair(FixedPreference):
 
 
 class RepeatedPair(SyntheticPairs):
-    """One pair per batch and the first pair again at the end, like a distributed sampler that pads its share."""
+    """One pair per batch, with the first pair repeated at the end, as by a distributed sampler that pads its share."""
 
     def test_dataloader(self) -> Any:
         loader = super().test_dataloader()
@@ -113,7 +113,7 @@ def test_compare_results_writes_one_table(tmp_path: Path, capsys: pytest.Capture
 
 
 class SaysTwoTypes(FixedPreference):
-    """Says that an object was added; of identical images, that one was removed."""
+    """Generates "added" as the change of every pair, or "removed" if its images are identical."""
 
     def encode(self, batch: PairBatch) -> Any:
         self.identical = (batch.images[:, 0] == batch.images[:, 1]).flatten(1).all(1)

@@ -38,7 +38,7 @@ from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class RecordingNegatives(RandomCaption):
-    """Records its negatives."""
+    """Records the negatives that it draws."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class RecordingNegatives(RandomCaption):
 
 
 class Fixed(NegativeSource):
-    """The same sentence for every pair."""
+    """Draws the same sentence for every pair."""
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         return RejectedCaptions([["it turned green"] * count for _ in step.batch.ids])
@@ -77,7 +77,7 @@ def test_loss_equals_scoring_each_caption_separately(tmp_path: Path) -> None:
     batch = policy.collate([source.load(i) for i in range(4)])
     addon: Any = addons_of(policy)["preference"]
     addon._log = lambda *unused: None  # the run is over
-    # with gradients, as in training: without them policy and reference would share the features
+    # with gradients, as in training: under no_grad policy and reference would share the features
     loss = addon.objective(TrainingStep(policy, batch, 0, policy.encode(batch)))
 
     def log_prob(model: Any, index: int, caption: str) -> float:
@@ -181,7 +181,7 @@ def test_no_change_anchor_replaces_comparisons_with_a_change(tmp_path: Path) -> 
     addon: Any = addons_of(policy)["preference"]
     addon._log = lambda *unused: None  # the run is over
     step = TrainingStep(policy, batch, 0, policy.encode(batch))
-    # with gradients, as in training: without them policy and reference would share the features
+    # with gradients, as in training: under no_grad policy and reference would share the features
     loss = float(addon.objective(step).detach())
     pairs = addon.compare(step, source.draw(step, 1, torch.Generator()).texts)
     # pair 0: both say that nothing changed; 1: change over no change; 2: no change over a change; 3: two changes
@@ -273,13 +273,13 @@ def test_displacement_warning_beyond_the_threshold(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_displacement_warning_appears_once_per_run(tmp_path: Path) -> None:
     class Certain(ReferencePolicy):
-        """Gives every caption a probability of 1, so that the policy seems to have displaced it."""
+        """Gives every caption a probability of 1, so that likelihood displacement is detected for the policy."""
 
         def score(self, step: TrainingStep, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return torch.zeros(mask.shape[:2])
 
     with pytest.warns(UserWarning, match="likelihood displacement") as caught:
-        # the 4 steps of an epoch are fewer than CHECK_EVERY
+        # one epoch has only 4 steps, fewer than CHECK_EVERY
         fit([PreferenceOptimization(reference=Certain())], tmp_path, max_epochs=12)
     assert sum("likelihood displacement" in str(warning.message) for warning in caught) == 1
 
@@ -322,7 +322,7 @@ def test_same_scene_draws_captions_of_the_scene(tmp_path: Path) -> None:
             drawn.append((step.batch.ids, negatives.texts))
             return negatives
 
-    # pairs 000 to 009 are of scene 00, pairs 010 to 015 of scene 01; red, green and blue in turn
+    # pairs 000 to 009 belong to scene 00, pairs 010 to 015 to scene 01; red, green and blue alternate
     fit([PreferenceOptimization(negatives=Watched(r"^(\d\d)\d$"))], tmp_path)
     assert drawn
     captions = TinySource(16, 0)
@@ -361,7 +361,7 @@ def test_rejects_invalid_arguments(tmp_path: Path) -> None:
 
 
 class Preferred(TinySource):
-    """Pairs whose meta holds a rejected caption and a margin."""
+    """Pairs with a rejected caption and a margin in their meta."""
 
     def load(self, index: int) -> Any:
         sample = super().load(index)
@@ -375,7 +375,7 @@ class PreferredPairs(TinyPairs):
 
 
 class RecordingSource(NegativeSource):
-    """The same sentence for every pair; records the arguments of ``update``."""
+    """Draws the same sentence for every pair and records the arguments of ``update``."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -398,7 +398,7 @@ def test_from_data_reads_rejected_captions_and_margins(tmp_path: Path) -> None:
     assert {id: row["negative"] for id, row in records.items()} == {id: f"wrong of {id}" for id in records}
     negatives = FromData(margin="worse")
     fit([PreferenceOptimization(negatives=negatives), with_margin], tmp_path, data=PreferredPairs(batch_size=4, seed=1))
-    # M = 0 at the start: the loss is that of minus the margin, which is the number of the pair
+    # M = 0 at the start, so the loss depends on the margin alone; the margin of a pair is its number
     assert plain.values[0] == pytest.approx(math.log(2), abs=1e-6) and with_margin.values[0] > 2
     with pytest.raises(DataError, match="no 'rejected' is in its meta"):
         fit([PreferenceOptimization(negatives=FromData())], tmp_path)
@@ -417,7 +417,7 @@ def test_sources_receive_the_losses_of_their_negatives(tmp_path: Path) -> None:
     fit([PreferenceOptimization(negatives=mixture)], tmp_path, max_epochs=10)
     counts = [sum(int(present.sum()) for _, _, present in source.updates) for source in (first, second, never)]
     assert sum(counts) == 10 * 16 * 2 and counts[2] == 0
-    # a binomial of 320 draws; 4.5 standard deviations are 35
+    # the standard deviation of this binomial with 320 draws is 7.8; 35 are 4.5 of them
     assert abs(counts[0] - 240) < 35
     with pytest.raises(ConfigError, match="2 sources have the weights"):
         Mixture([first, second], [1.0])

@@ -1,4 +1,4 @@
-"""Preference and policy optimisation on two processes: DPO and GRPO equal one process; ADPO's replicas stay equal."""
+"""Preference and policy optimisation on two processes: DPO and GRPO equal one process; ADPO's replicas remain equal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAPER = HERE.parents[2] / "recipes" / "paper"
 
 
 def run_outcome(kind: str, out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[list[float]], dict[str, str]]:
-    """Weights of each run, sums of the weights of both replicas of the last run, and the file of UnchangedControl."""
+    """Return the weights of each run, the weight sums of both replicas of the last run, and UnchangedControl's file."""
     launch(HERE / "two_processes_preference.py", kind, out, processes=1 if kind == "one" else 2)
     weights = {
         name: torch.load(out / f"{kind}{name}.ckpt", weights_only=True)["state_dict"]
@@ -37,7 +37,7 @@ def run_outcome(kind: str, out: Path) -> tuple[dict[str, dict[str, torch.Tensor]
 
 
 def pairs_of(name: str, weights: dict[str, torch.Tensor]) -> dict[str, str]:
-    """Names of trained weights and of the same weights of the reference."""
+    """Map the names of the trained weights to the names of the same weights in the reference."""
     if name == "-adapters":
         return {key.replace(".reference", ".default"): key for key in weights if ".reference" in key}
     addon = {"": "preference", "-rewarded": "policy"}[name]
@@ -47,7 +47,7 @@ def pairs_of(name: str, weights: dict[str, torch.Tensor]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Folder and outcome of one process."""
+    """Folder and results of the run in one process."""
     folder = tmp_path_factory.mktemp("one")
     return folder, run_outcome("one", folder)
 
@@ -71,13 +71,13 @@ def test_two_processes_equal_one(kind: str, one: tuple[Path, Any], tmp_path: Pat
 
 @cache
 def paper_stages() -> list[tuple[str, Stage]]:
-    """Name of the recipe and stage, of every entry of every recipe of recipes/paper."""
+    """Return the recipe name and the stage of every entry of every recipe in recipes/paper."""
     paths = sorted(PAPER.glob("*.yaml"))
     return [(path.stem, stage) for path in paths for choice in choices(path, {}) for stage in load(path, choice).stages]
 
 
 def strategies() -> dict[str, list[str]]:
-    """Strategy blocks of all recipes of recipes/paper, each with the recipes that have it."""
+    """Map each strategy block in recipes/paper to the recipes that contain it."""
     stages: dict[str, list[str]] = {}
     for recipe, stage in paper_stages():
         block = (stage.config.get("trainer") or {}).get("strategy")
@@ -100,9 +100,10 @@ def test_paper_recipe_strategies_shard_over_all_processes(tmp_path: Path) -> Non
 
 
 def preference_blocks() -> dict[str, list[str]]:
-    """Trainer blocks of all stages of recipes/paper that optimise preferences on several GPUs, each with its stages.
+    """Map the trainer blocks of preference stages that use several GPUs in recipes/paper to the names of their stages.
 
-    Of blocks that differ in the number of candidates or the temperature, the points of Figure 4, one is enough.
+    Of several blocks that differ only in the number of candidates or the temperature (the points of Figure 4), one is
+    tested.
     """
     stages: dict[str, tuple[str, list[str]]] = {}
     for recipe, stage in paper_stages():

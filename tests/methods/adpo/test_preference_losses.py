@@ -41,7 +41,7 @@ from lightning_idc.utils.errors import ConfigError
 
 
 def comparison_with_logits(logits: Tensor) -> Comparison:
-    """One comparison for each of the logits ``(N,)``."""
+    """Create one comparison for each logit in ``(N,)``."""
     zeros = torch.zeros_like(logits)[:, None]
     ones = torch.ones_like(logits)[:, None]
     return Comparison(
@@ -71,7 +71,7 @@ def random_comparison(pairs: int = 6) -> tuple[Comparison, Tensor, Tensor, Tenso
 
 
 def trl_loss(loss_type: str, beta: float, label_smoothing: float) -> float:
-    """Loss of TRL's DPOTrainer for the drawn comparisons, by its own method on stand-ins for trainer and models."""
+    """Loss of TRL's DPOTrainer for the random comparisons, by its own method with stubs for trainer and models."""
     module = pytest.importorskip("trl.trainer.dpo_trainer")
     _, policy, reference, mask = random_comparison()
 
@@ -172,11 +172,11 @@ def test_data_margin_is_subtracted_or_rejected() -> None:
     both = comparison_with_logits(torch.tensor([4.0], dtype=torch.float64))
     with_margin = replace(both, margin=torch.tensor([[1.5]], dtype=torch.float64))
     assert dpo(with_margin, 0.5).item() == pytest.approx(math.log1p(math.exp(-(0.5 * 4.0 - 1.5))))
-    # losses of M alone subtract the margin, as if the log-ratio were 4 - 1.5 / 0.5
+    # losses that depend on M only subtract the margin, as if the log-ratio were 4 - 1.5 / 0.5
     reduced = comparison_with_logits(torch.tensor([1.0], dtype=torch.float64))
     for loss in (dpo, hinge, SmoothedDPO(0.1), RobustDPO(0.1), EXO(0.1), DiscoPOP()):
         torch.testing.assert_close(loss(with_margin, 0.5), loss(reduced, 0.5))
-    # losses of each caption's reward cannot
+    # losses that depend on the reward of each caption separately do not support margins
     for other in (ipo, IPO(), nca, sppo, apo_zero, apo_down, bco, AOT(), SimPO(), CPO(), orpo):
         with pytest.raises(ConfigError, match="does not support preference margins of the data"):
             other(with_margin, 0.5)

@@ -32,7 +32,7 @@ from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class ConstantNegatives(NegativeSource):
-    """The same sentence for every pair; records the losses of ``update``."""
+    """Draws the same sentence for every pair and records the losses passed to ``update``."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -46,7 +46,7 @@ class ConstantNegatives(NegativeSource):
 
 
 def trained_policy(folder: Path, **options: Any) -> tuple[TinyCaptioner, Any]:
-    """A policy that has left its reference, and its add-on."""
+    """Return a policy that differs from its reference, and its add-on."""
     model = TinyCaptioner(captions_per_pair=2, dropout=0.0, learning_rates={"language": 3.0})
     negatives = options.pop("negatives", None) or ConstantNegatives("it turned green")
     fit([PreferenceOptimization(negatives=negatives, **options)], folder, model, max_steps=4)
@@ -122,7 +122,7 @@ def test_image_preference_starts_at_the_reference_and_learns(tmp_path: Path) -> 
 
 
 class WrongPairs(TinyPairs):
-    """Pairs with a rejected caption and its type of error."""
+    """Pairs with a rejected caption and the type of error in it."""
 
     def source(self, split: str) -> Any:
         class Source(TinySource):
@@ -190,7 +190,7 @@ def test_rejects_negatives_of_the_wrong_shape(rows: Any, message: str, tmp_path:
 
 
 class RejectedSource(TinySource):
-    """Pairs whose data names a rejected caption."""
+    """Pairs with a rejected caption in their metadata."""
 
     def meta(self, index: int) -> dict[str, Any]:
         return {**super().meta(index), "rejected": ["a pin hole"]}
@@ -205,7 +205,7 @@ class RejectedPairs(TinyPairs):
 
 
 def test_default_negatives_are_the_rejected_captions_of_the_data(tmp_path: Path) -> None:
-    """Regression: they were silently ignored, and captions of other rows were rejected instead."""
+    """Regression: rejected captions were silently ignored, and captions of other rows were used as negatives."""
     for data, kind in ((RejectedPairs(batch_size=4), FromData), (TinyPairs(batch_size=4), RandomCaption)):
         callback = PreferenceOptimization()
         trainer = Trainer(**QUIET, max_steps=2, callbacks=[callback], default_root_dir=tmp_path)

@@ -30,13 +30,13 @@ class Problem:
         return self.pairs @ self.head @ self.captions.T
 
     def exact(self) -> Tensor:
-        """Gradient of E[R] by summing over every candidate."""
+        """Gradient of E[R], computed by summing over all candidates."""
         q = self.logits().masked_fill(~self.allowed, float("-inf")).softmax(-1)
         (gradient,) = torch.autograd.grad((q * self.rewards).sum(-1).mean(), self.head)
         return gradient
 
     def estimates(self, baseline: Baseline) -> Tensor:
-        """Gradients of many single steps, in the direction of ascent."""
+        """Gradients of many independent single steps, in the direction of ascent."""
         gradients = []
         for _ in range(DRAWS):
             columns, log_probs = sample_negatives(self.logits(), self.allowed, 1)
@@ -53,7 +53,7 @@ def test_reinforce_is_unbiased(kind: type[Baseline]) -> None:
     problem = Problem()
     estimates = problem.estimates(kind())
     error = estimates.std(0) / math.sqrt(DRAWS)
-    # 16 entries; 4.5 standard errors are passed by chance once in 10,000 runs
+    # 16 entries: one of them exceeds 4.5 standard errors by chance once in 10,000 runs
     assert ((estimates.mean(0) - problem.exact()).abs() <= 4.5 * error).all()
     assert (error > 0).all()
 

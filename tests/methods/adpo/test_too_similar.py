@@ -1,4 +1,4 @@
-"""Captions that say the same in other words are no negatives. Oracle: cosines by hand, pair by pair."""
+"""Paraphrases of a reference are not used as negatives. Oracle: cosines computed by hand, pair by pair."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from lightning_idc.synthesis.models.base import TextEncoder
 from lightning_idc.utils.errors import ConfigError, DataError
 
 ANGLES = {"red": 0.0, "crimson": 0.5, "green": 1.4, "blue": 3.0}
-"""Meaning of a sentence as an angle: that of the colour that it names. cos 0.5 is .878, cos 0.9 is .622."""
+"""Meaning of a sentence as the angle of the colour that it mentions. cos 0.5 is .878, cos 0.9 is .622."""
 
 
 class ByColor(TextEncoder):
-    """Vectors of two components, and the texts that they were computed for."""
+    """Embeds each text as a unit vector at the angle of its colour, and records the texts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def test_paraphrases_of_references_are_not_negatives() -> None:
             cosines = [torch.tensor(angle(text) - angle(CAPTIONS[index])).cos() for text in row]
             assert bool(wrong[b, n]) == (max(cosines) < 0.8), (row, CAPTIONS[index])
     assert encoder.encoded[len(CAPTIONS) :] == ["it turned crimson"], "and a caption of no entry when it is met"
-    # pair 1: the two of red for a reference of crimson; of 18 comparisons, 13 are of other words
+    # similar: crimson in pair 0, crimson and twice red in pair 1; 14 of the 18 comparisons are of different words
     assert pool.read_similar_fraction() == pytest.approx(4 / 14)
     assert pool.read_similar_fraction() == 0.0
     texts = ["it is crimson now", "a green one", "", "the RED one left"]
@@ -75,7 +75,7 @@ def test_paraphrases_of_references_are_not_negatives() -> None:
 
 
 class Synonyms(TinySource):
-    """The tiny pairs; every other red one is called crimson."""
+    """The tiny pairs, with "crimson" instead of "red" in every other pair."""
 
     def captions(self, index: int) -> list[str]:
         texts = super().captions(index)
@@ -88,7 +88,7 @@ class SynonymPairs(TinyPairs):
 
 
 class Logged(Callback):
-    """Values of the fraction of similar captions."""
+    """Records the logged fraction of too similar captions."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -116,7 +116,7 @@ WITHOUT = {
     "SideBySide": "its sources compare",
     "Retriever": "the add-on of AdversarialRetriever",
 }
-"""Sources that compare no sentences, each with the reason."""
+"""Sources that do not compare sentences, each with the reason."""
 
 
 def test_all_sources_exclude_paraphrases_or_state_a_reason() -> None:

@@ -1,4 +1,4 @@
-"""Run by test_preference_distributed.py: DPO, GRPO and ADPO on one or two gloo processes; save the weights."""
+"""Run by test_preference_distributed.py: train DPO, GRPO and ADPO on one or two gloo processes and save the weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TwoColorPairs(TinyPairs):
 
 
 class Fixed(NegativeSource):
-    """The same negative for a pair on every process."""
+    """Draws a negative that depends only on the pair, so that all processes draw the same one."""
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         wrong = {"red": "it turned green", "green": "it turned blue", "blue": "it turned red"}
@@ -51,7 +51,7 @@ class Fixed(NegativeSource):
 
 
 class Mentions(Reward):
-    """How often a caption names its colour."""
+    """Number of times that a caption mentions the colour of its pair."""
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
         kinds = [str(kind) for kind in pairs.change_types]
@@ -75,14 +75,14 @@ def train(kind: str, out: Path, callbacks: list[Any], **options: Any) -> tuple[T
         enable_checkpointing=False,
         **QUIET,
     )
-    # large steps: the test must see a reference that moved or a gradient that was lost
+    # large steps, so that a changed reference or a lost gradient is visible in the weights
     model = TinyCaptioner(dropout=0.0, learning_rates={"language": 3.0}, **options)
     trainer.fit(model, TinyPairs(batch_size=4 // processes, seed=1))
     return trainer, model
 
 
 def replica(model: TinyCaptioner) -> list[float]:
-    """Sum of each parameter, gathered where it is sharded, on this process."""
+    """Return the absolute sum of each parameter on this process; sharded parameters are gathered first."""
     values = (p.detach().full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters())
     return [float(value.double().abs().sum()) for value in values]
 
@@ -97,7 +97,7 @@ def main(kind: str, out: Path) -> None:
     copied = PreferenceOptimization(negatives=Fixed(), reference=AdapterCopy())
     trainer, _ = train(kind, out, [lora(), copied], init_from=str(out / "sft.ckpt"))
     trainer.save_checkpoint(out / f"{kind}-adapters.ckpt")
-    # token means and the deviation of a step are over all processes
+    # token means and the standard deviation of a step are computed over all processes
     rewarded = GroupRelative(Mentions(), samples=8, beta=0.05, scale="batch", averaging="token", filter_groups=True)
     trainer, _ = train(kind, out, [rewarded])
     trainer.save_checkpoint(out / f"{kind}-rewarded.ckpt")

@@ -23,7 +23,7 @@ from lightning_idc.models.distributed import all_gather_object
 
 
 def strategy_of(block: str) -> Strategy:
-    """Strategy of a recipe, with the gloo backend."""
+    """Instantiate the strategy of a recipe with the gloo backend."""
     parser = ArgumentParser()
     parser.add_subclass_arguments(Strategy, "strategy")
     config = json.loads(block)
@@ -42,7 +42,7 @@ def main(block: str, out: Path) -> None:
         limit_val_batches=0,
         gradient_clip_val=1.0,
         callbacks=[
-            # the adversary first: the order is free
+            # the order of the two callbacks does not matter, so the adversary comes first here
             AdversarialRetriever(candidates=6, alignment=0.5, fraction=0.5),
             PreferenceOptimization(negatives=Fixed(), reference=MovingAverage(0.5)),
         ],

@@ -1,7 +1,7 @@
 """Run by test_preference_distributed.py: stages of a recipe, with their trainer block, on tiny data.
 
 Arguments: a JSON list of trainer blocks, the number of processes, a folder. Saves the size of each shard and the full
-weights. Precision is float32 and the learning rate high, so that a lost or doubled gradient shows.
+weights. Precision is float32 and the learning rate high, so that a lost or doubled gradient is visible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lightning_idc.utils.names import with_full_names
 
 
 def callbacks_of(block: dict[str, Any], out: Path) -> list[Callback]:
-    """Callbacks of preference optimisation, with the retriever's encoder from ``out``."""
+    """Instantiate the callbacks of preference optimisation, with the retriever's encoder loaded from ``out``."""
     parser = ArgumentParser()
     parser.add_argument("--callbacks", type=list[Callback])
     configs = with_full_names(block["callbacks"])

@@ -16,7 +16,7 @@ from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
 
 
 class Start(Callback):
-    """Copies the initial weights."""
+    """Records the initial weights."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.weights = {name: value.clone() for name, value in pl_module.state_dict().items()}

@@ -46,7 +46,7 @@ COLORS = ("red", "green", "blue")
 
 
 class Painted(PairSource):
-    """Grey pairs; the left or right half of the second image is red, green or blue."""
+    """Grey pairs in which the left or right half of the second image turns red, green or blue."""
 
     def __init__(self, count: int, first: int) -> None:
         self.first, self.ids = first, [f"{first + index:03d}" for index in range(count)]
@@ -85,7 +85,7 @@ def tiny_net(seed: int = 0) -> Clip4IdcNet:
     torch.manual_seed(seed)
     vocabulary = Vocabulary([*SPECIALS, *map(str, range(20))])
     net = Clip4IdcNet(PairClip(build_clip(TINY, vocabulary), vocabulary, 2), layers=2, heads=2).eval()
-    # large weights, so that the captions of an untrained network depend on the pair and differ in length
+    # large weights, so that an untrained network generates captions that depend on the pair and differ in length
     for name, parameter in net.named_parameters():
         if parameter.ndim > 1 and not name.startswith("encoder.clip.transformer"):
             torch.nn.init.normal_(parameter, std=0.3)
@@ -124,7 +124,7 @@ def test_captioning_equals_the_official_code(official: tuple[dict[str, Tensor], 
     torch.testing.assert_close(tokens, io["visual"], atol=1e-4, rtol=0)
     torch.testing.assert_close(net.encoder.pooled(tokens), io["pair_embedding"][:, 0], atol=1e-4, rtol=0)
     logits = net.logits(PairFeatures(tokens), io["batch.6"])
-    # the official loss is the mean over all tokens of a batch, ours the mean over pairs of means over tokens
+    # the official loss is the mean over all tokens of a batch; ours is the mean over pairs of each pair's token mean
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 2), io["batch.8"].flatten(), ignore_index=0)
     assert loss.item() == pytest.approx(io["caption_loss"].item(), abs=1e-4)
     begin = int(io["batch.6"][0, 0, 0])
@@ -273,7 +273,7 @@ def test_rejects_long_training_captions_whatever_max_length() -> None:
 
 
 def paper_stage(official: tuple[dict[str, Tensor], dict[str, Tensor], int], stage: str, weights: str) -> Any:
-    """Module and optimizer of a stage of the paper's recipe, with the sizes of the recorded run."""
+    """Return the module and optimizer of a stage of the paper's recipe, with the network sizes of the recorded run."""
     recipe = load(PAPER, {"dataset": "clevr_change", "clip_weights": weights})
     config = next(part.config["model"]["init_args"] for part in recipe.stages if part.name == stage)
     sizes = dict(imported(official, {"adapt": "retrieval"}.get(stage, stage)).hparams)
@@ -306,7 +306,7 @@ def test_learning_rates_and_decay_equal_the_official_optimizer(
 
     prefix = {"adapt": "retrieval.", "caption": "caption."}[stage]
     names = [name.removeprefix(prefix) for name in official[0] if name.startswith(prefix)]
-    # learning rate and decay in place of each weight; the converter maps them to our names
+    # each weight is replaced by its learning rate and decay, so that the converter maps them to our names
     rates_and_decay = {name: torch.tensor([rule(name)], dtype=torch.float64) for name in names}
     expected = {f"net.{name}": value for name, value in _encoder(rates_and_decay).items()}
     if stage == "caption":
@@ -324,7 +324,7 @@ def test_learning_rates_and_decay_equal_the_official_optimizer(
 
 
 def _shared_as_clip(rates_and_decay: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tied weights are one parameter, under CLIP's name, in the official optimizer."""
+    """Give tied weights, which the official optimizer lists once under CLIP's name, the values of that name."""
     return {
         name: rates_and_decay[_SHARED[name]] if name in _SHARED else value for name, value in rates_and_decay.items()
     }
@@ -437,7 +437,7 @@ def test_captioner_loads_the_adapted_encoder(adapted: tuple[Path, Clip4IdcRetrie
         torch.equal(loaded_weights[key], expected[key]) for key in loaded_weights
     )
     trainer.save_checkpoint(tmp_path / "captioner.ckpt")
-    path.rename(path.with_suffix(".away"))  # the captioner's checkpoint must not need it
+    path.rename(path.with_suffix(".away"))  # the captioner's checkpoint must not need this file
     try:
         loaded = load_captioner(tmp_path / "captioner.ckpt")
     finally:
@@ -450,7 +450,7 @@ def test_captioner_loads_the_adapted_encoder(adapted: tuple[Path, Clip4IdcRetrie
 
 @pytest.mark.slow
 def test_pair_naming_trains_the_tower_of_retrieval(tmp_path: Path) -> None:
-    """Each token classifies its cell in both images; the other image's class requires the joint blocks."""
+    """Each token classifies its cell in both images; the class in the other image requires the joint blocks."""
     generator = torch.Generator().manual_seed(0)
     cells = torch.randint(0, 3, (128, 2, 1, 2, 2), generator=generator)
     images = torch.full((128, 2, 3, 16, 16), 90, dtype=torch.uint8)
@@ -484,7 +484,7 @@ def test_pair_naming_trains_the_tower_of_retrieval(tmp_path: Path) -> None:
 
 
 def test_stem_normalises_images_for_its_pretrained_cnn(tmp_path: Path) -> None:
-    """Images are normalised for CLIP, but the CNN must get them normalised as in its training."""
+    """The tower gets images normalised for CLIP, but its CNN must get them normalised as in its own training."""
     torch.manual_seed(0)
     named = ObjectNaming(classes=[3]).eval()
     for norm in (module for module in named.backbone.modules() if isinstance(module, torch.nn.BatchNorm2d)):
@@ -514,7 +514,7 @@ def test_stem_rejects_other_patch_sizes() -> None:
 def test_convert_command_writes_a_loadable_captioner(
     official: tuple[dict[str, Tensor], dict[str, Tensor], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # extended to CLIP's 49,408 words; the text tower of the fixture has only 300
+    # extend the embedding to CLIP's 49,408 words; the text tower of the fixture has only 300
     weights = {k.removeprefix("caption."): v for k, v in official[0].items() if k.startswith("caption.")}
     words = torch.randn(49408, 64)
     for key in list(weights):

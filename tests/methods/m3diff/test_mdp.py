@@ -39,7 +39,7 @@ def test_difference_equals_eq_1_to_3() -> None:
 
 
 def _attend(attention: nn.Module, query: Tensor, source: Tensor) -> Tensor:
-    """Attention head by head, with an explicit softmax."""
+    """Compute attention one head at a time, with an explicit softmax."""
     heads = attention.heads
     key, value = attention.key_value(source).chunk(2, -1)
     parts = []
@@ -97,7 +97,7 @@ def test_as_printed_equals_eq_4_to_8() -> None:
 @pytest.mark.parametrize("options", [{}, {"shared": False}, {"as_printed": True}])
 def test_activation_checkpointing_has_equal_gradients(options: dict[str, bool]) -> None:
     def run(recomputes: bool) -> tuple[list[Tensor], int, int]:
-        """Gradients, number of calls of a depth, and number of saved values."""
+        """Return the gradients, the number of calls of the scales, and the number of saved values."""
         torch.manual_seed(2)
         mdp = MultiScaleDifferentialPerception(12, 3, **options)
         for parameter in mdp.parameters():
@@ -216,7 +216,7 @@ def test_mdp_learns_in_preference_optimisation(frozen: bool) -> None:
 def test_a_grid_backbone_is_read_at_several_depths(
     backbone: str, layers: list[int] | None, widths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oracle runs the layers one by one, pools each depth to the last one's cells and calls Eq. 1 to 8."""
+    """The oracle runs the layers one by one, pools each depth to the grid of the last one and applies Eq. 1 to 8."""
     model = grid_captioner(backbone=backbone).eval()
     model.add_adapter("mdp", MDP, layers=layers)
     mdp: MDP = model.adapters["mdp"]  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Run by test_namc_callbacks.py: ReconstructionQuality over few pairs, in one process or several."""
+"""Run by test_namc_callbacks.py: ReconstructionQuality on a few pairs, in one or several processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(processes: int, out: Path) -> None:
     sizes: dict[str, Any] = dict(train_pairs=8, val_pairs=3, test_pairs=1, render_size=16, image_size=64, batch_size=1)
     data = SyntheticDescriptions(**sizes, cache_dir=out / "cache", progress=False)
     tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, patch_size=2)
-    # all cells are masked, so that the scores do not depend on random masks
+    # all cells are masked, so that the scores do not depend on the random mask
     callbacks = [MaskedReconstruction(tokens, mask_ratio=1.0, encoder="net.encoder"), ReconstructionQuality()]
     strategy = gloo("one" if processes == 1 else "ddp")
     trainer = Trainer(strategy=strategy, devices=processes, callbacks=callbacks, **QUIET)

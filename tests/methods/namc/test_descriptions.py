@@ -94,7 +94,7 @@ def test_repetitions_equal_table_14() -> None:
     counted = repetitions(["a", "b", "a", "a"])
     assert counted == {"total": 4, "unique": 2, "repetition": 2, "repetition_ratio": 0.5}
     assert repetitions([])["repetition_ratio"] == 0.0
-    # the table's first row
+    # the first row of the table
     assert pytest.approx(4.49, abs=0.01) == 100 * (311_499 - 297_485) / 311_499
 
 
@@ -113,7 +113,7 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> SyntheticDescriptions:
 
 
 def _phrases(text: str) -> list[Attributes]:
-    """All objects that a text names."""
+    """Return the attributes of all objects that a text mentions."""
     words, things = words_of(text), []
     for i in range(len(words) - 3):
         four = words[i : i + 4]

@@ -1,4 +1,4 @@
-"""Dual encoders and their pre-training. Oracles: open_clip without masks, and the AUC by counting."""
+"""Dual encoders and their pre-training. Oracles: open_clip without masks, and the AUC computed by counting."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_relevance_pretraining_saves_a_loadable_encoder(tmp_path: Path) -> None:
 
 
 def test_captions_without_template_are_matched_with_both_images() -> None:
-    """Oracle: the loss with the patches of both images as one image."""
+    """Oracle: the loss for a single image that consists of the patches of both images."""
     captions = ["the red square is blue now", "a dog is gone", "nothing changed"]
     data = TinyPairs(batch_size=4, image_size=32)
     model = RelevancePretraining(width=16, heads=2, backbone="cnn")
@@ -192,7 +192,7 @@ def test_noise_auc_over_all_processes_counts_each_pair_once(tmp_path: Path, monk
 
     complete, partial = validate_auc(3, []), validate_auc(1, [])
     assert complete != partial
-    # one process with a third of the pairs and one with all of them
+    # simulate two processes: one with a third of the pairs, the other with all of them
     assert validate_auc(1, gathered[:1]) == pytest.approx(complete, abs=1e-4)
 
 

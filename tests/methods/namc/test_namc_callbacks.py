@@ -1,4 +1,4 @@
-"""NAMC and its two callbacks, on NAMC and on other captioners. Oracles: the losses of the paper written out."""
+"""NAMC and its two callbacks, on NAMC and on other captioners. Oracles: direct computations of the paper's losses."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def fit(model: LightningModule, callbacks: list[Callback], data: Any, tmp_path: 
 
 
 def collated(model: PairCaptioner, data: SyntheticDescriptions, count: int) -> PairBatch:
-    """The first pairs of the training split in the size that the captioner trains on."""
+    """Collate the first pairs of the training split at the image size of the captioner's training."""
     resize = data.loader("train").dataset.transforms[0]
     return model.collate([resize(data.source("train").load(i), torch.Generator()) for i in range(count)])
 
 
 def addon_losses(model: PairCaptioner, batch: PairBatch) -> dict[str, Tensor]:
-    """Losses of all add-ons in one training step; the random numbers are the same in every call."""
+    """Return the losses of all add-ons in one training step; every call uses the same random numbers."""
     steps = AddonSteps(model, batch, 0)
     steps.change_features(model.encode(steps.change_batch()))
     return {
@@ -104,7 +104,7 @@ def addon_losses(model: PairCaptioner, batch: PairBatch) -> dict[str, Tensor]:
 
 
 class Recorder(Callback):
-    """Records the batches that the captioner encodes, and parameters without a gradient."""
+    """Records the batches that the captioner encodes and the names of parameters without a gradient."""
 
     def __init__(self) -> None:
         self.batches: list[PairBatch] = []
@@ -150,7 +150,7 @@ def test_both_callbacks_train_every_parameter_and_are_not_in_the_captioner(
     assert not any(key.startswith("aux_addons") for key in alone.state_dict())
     for key, value in alone.state_dict().items():
         assert torch.equal(value, model.state_dict()[key]), key
-    # fine-tuning on ordinary captions starts from these weights and its vocabulary has their words
+    # fine-tuning on ordinary captions starts from these weights, and its vocabulary includes their words
     tuned = CAPTIONERS[kind](init_from=str(tmp_path / "with.ckpt"))
     plain = SyntheticPairs(
         train_pairs=16, val_pairs=4, test_pairs=4, render_size=16, image_size=64, cache_dir=folder, progress=False
@@ -254,7 +254,7 @@ def test_ordinary_captions_are_compared_with_both_images(folder: Path, tmp_path:
 
 
 def test_nim_loss_equals_its_formula(folder: Path, tmp_path: Path) -> None:
-    """L_NIM (Eq. 16) written out, for both alignment losses."""
+    """Direct computation of L_NIM (Eq. 16), for both alignment losses."""
     data = descriptions_data(folder)
     for matching in (sdm, info_nce):
         model = CAPTIONERS["pair_transformer"]()
@@ -287,7 +287,7 @@ def test_nim_loss_equals_its_formula(folder: Path, tmp_path: Path) -> None:
 def test_losses_and_gradients_are_finite_under_autocast(
     kind: str, dtype: torch.dtype, folder: Path, tmp_path: Path
 ) -> None:
-    """16-mixed and bf16-mixed (the paper's recipe): the true distribution of L_NIM has zeros."""
+    """With 16-mixed and bf16-mixed (the paper's recipe), although the true distribution of L_NIM contains zeros."""
     data = descriptions_data(folder)
     for options in ({}, {"tokenizer": None, "distance": nn.functional.l1_loss}):
         model = CAPTIONERS[kind](dropout=0.0)
@@ -321,7 +321,7 @@ def reconstruction_addon(model: PairCaptioner) -> MaskedReconstructionAddon:
 
 @pytest.mark.parametrize("patch_size", [2, 4])
 def test_mir_loss_equals_its_formula(patch_size: int, folder: Path, tmp_path: Path) -> None:
-    """L_MIR (Eq. 17 and 18) cell by cell; with patches of 2 each cell of features has several tokens."""
+    """Direct computation of L_MIR (Eq. 17 and 18) by cell; with patches of 2, each feature cell has several tokens."""
     data = descriptions_data(folder)
     torch.manual_seed(0)
     tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, patch_size=patch_size)
@@ -364,7 +364,7 @@ def test_mir_loss_equals_its_formula(patch_size: int, folder: Path, tmp_path: Pa
 @pytest.mark.parametrize("noise_first", [True, False])
 @pytest.mark.parametrize("is_filled", [True, False])
 def test_mir_target_is_the_original_image(is_filled: bool, noise_first: bool, folder: Path, tmp_path: Path) -> None:
-    """z_i of the paper are the ids of the original image I_i, not of the filled one."""
+    """In the paper, z_i are the ids of the original image I_i, not of the image with filled masks."""
     data = descriptions_data(folder)
     kinds = {"ids": {"tokenizer": tokenizer()}, "raw": {"distance": nn.functional.l1_loss}}
     reconstruction = [MaskedReconstruction(**options, name=name) for name, options in kinds.items()]
@@ -389,7 +389,7 @@ def test_mir_target_is_the_original_image(is_filled: bool, noise_first: bool, fo
 
 
 class Norms(Callback):
-    """Gradient norms of the captioner and of the noise masking after clipping."""
+    """Records the gradient norms of the captioner and of NoiseMasking after clipping."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
         parts: dict[bool, list[Tensor]] = {True: [], False: []}
@@ -414,7 +414,7 @@ def test_gradients_of_captioner_and_noise_masking_are_clipped_separately(folder:
 
 @pytest.mark.slow
 def test_reconstruction_quality(folder: Path, tmp_path: Path) -> None:
-    """Table 9; with the true ids as predictions, MIR's patches are the tokenizer's."""
+    """The scores of Table 9; with the true ids as predictions, the patches of MIR equal those of the tokenizer."""
     data, model = descriptions_data(folder), CAPTIONERS["namc"](dropout=0.0)
     torch.manual_seed(0)
     tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, patch_size=2)
@@ -442,7 +442,7 @@ def test_reconstruction_quality(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.dist
 def test_reconstruction_quality_in_two_processes(tmp_path: Path) -> None:
-    """Three pairs, one of which is on both processes. The tokenizer's scores do not depend on random weights."""
+    """Three pairs on two processes, so one pair is on both. The tokenizer's scores do not depend on random weights."""
     for processes in (1, 2):
         launch(Path(__file__).with_name("quality_processes.py"), str(processes), tmp_path, processes=processes)
     alone, joined = (json.loads((tmp_path / f"{processes}.json").read_text()) for processes in (1, 2))
@@ -452,7 +452,7 @@ def test_reconstruction_quality_in_two_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fitting_again_with_or_without_descriptions(folder: Path, tmp_path: Path) -> None:
-    """The same captioner is fitted again with another weight of NoiseMasking; 0 equals absent."""
+    """The same captioner is fitted again with another weight of NoiseMasking; a weight of 0 equals no callback."""
     data, model = descriptions_data(folder), CAPTIONERS["namc"]()
     for weight in (1.0, 0.0, 1.0):
         noise = NoiseMasking(encoder_for(data), weight=weight)
@@ -464,7 +464,7 @@ def test_fitting_again_with_or_without_descriptions(folder: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_reconstruction_quality_rejects_untrained_weights(folder: Path, tmp_path: Path) -> None:
-    """A checkpoint without the add-on would leave it with random weights."""
+    """A checkpoint without the add-on is rejected, because the add-on would keep its random initial weights."""
     data = descriptions_data(folder)
     fit(CAPTIONERS["namc"](), [], data, tmp_path, max_steps=1).save_checkpoint(tmp_path / "without.ckpt")
     rebuild = MaskedReconstruction(tokenizer(), encoder="net.encoder")
@@ -511,7 +511,7 @@ def test_rejects_incompatible_options(folder: Path, tmp_path: Path) -> None:
 
 
 def test_mir_loss_of_another_lightning_module_equals_its_formula(tmp_path: Path) -> None:
-    """Cell by cell, in a grid that is not square."""
+    """Direct computation by cell, in a grid that is not square."""
     data, model = RejectedPairs(image_size=(SIDE, 2 * SIDE)), Foreign()
     callback = MaskedReconstruction(distance=nn.functional.l1_loss, at="backbone", mask_ratio=0.5, width=8, heads=2)
     fit(model, [callback], data, tmp_path, max_steps=0)
@@ -563,7 +563,7 @@ def test_reconstruction_quality_needs_a_captioner(tmp_path: Path) -> None:
 
 
 class Overlooks(Foreign):
-    """Encodes some of the pairs only."""
+    """Encodes only some of the pairs."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step({**batch, "images": batch["images"][:3]}, batch_idx)
@@ -627,7 +627,7 @@ def test_cached_decoding_equals_uncached() -> None:
 
 
 class StoredFeatures(GridBackbone):
-    """Grid features of ResNet-101's third stage, without its layers."""
+    """Stands in for ResNet-101's third stage: feature maps of its size, without its layers."""
 
     def __init__(self) -> None:
         super().__init__(1024)
@@ -637,7 +637,7 @@ class StoredFeatures(GridBackbone):
 
 
 def test_number_of_parameters_equals_table_5() -> None:
-    """64.2 M (Table 5): a BERT vocabulary and the codebook's head, grid features stored; research/peers.md 1.2."""
+    """64.2 M (Table 5) with BERT's vocabulary, the codebook head and stored grid features; research/peers.md 1.2."""
     with torch.device("meta"):
         net = NamcNet(StoredFeatures(), (14, 14), 30522)
         head = nn.Linear(768, 1024)
@@ -647,7 +647,7 @@ def test_number_of_parameters_equals_table_5() -> None:
 
 @pytest.mark.slow
 def test_bert_vocabulary(folder: Path, tmp_path: Path) -> None:
-    """With BERT's file as `vocabulary`: 30,522 pieces, 64.2 M parameters, [MASK] for all pieces of a masked word."""
+    """With BERT's vocabulary file: 30,522 pieces, 64.2 M parameters, and [MASK] for all pieces of a masked word."""
     data, recorder = descriptions_data(folder), Recorder()
     training_words = sorted(
         {word for caption in data.train_captions() for word in words_of(caption)} - {"sphere", "cylinder"}
@@ -727,7 +727,7 @@ def test_both_callbacks_on_clip4idc(folder: Path, tmp_path: Path) -> None:
     }
     data, recorder = descriptions_data(folder), Recorder()
     model = Clip4Idc(clip=tiny, intra_layers=1, decoder_layers=1, heads=2, max_length=None, captions_per_pair=1)
-    # the tokenizer's grid is 8 x 8 and CLIP's 4 x 4: four ids per patch
+    # the tokenizer's grid is 8 x 8 and CLIP's 4 x 4, so each patch has four ids
     trainer = fit(model, [*both_callbacks(data, "pair_transformer"), recorder], data, tmp_path)
     assert recorder.without_gradient == set()
     assert torch.isfinite(trainer.callback_metrics["train/masked_reconstruction/rebuild"])

@@ -39,7 +39,7 @@ def test_sdm_equals_the_reference_code(shared: Path) -> None:
 
 
 def test_sdm_equals_eq_13_to_15() -> None:
-    """Eq. 13 to 15, term by term in float64."""
+    """Direct computation of Eq. 13 to 15, term by term in float64."""
     torch.manual_seed(0)
     images, texts = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
     total = 0.0
@@ -51,7 +51,7 @@ def test_sdm_equals_eq_13_to_15() -> None:
             total += float((p * (p.log() - (q + 1e-8).log())).sum()) / 5
     assert sdm(images, texts).item() == pytest.approx(total, rel=1e-9)
     assert sdm(images, images).item() == pytest.approx(0.0, abs=1e-6)
-    # every image matches a wrong text: -2 log 1e-8
+    # every image is matched with a wrong text, so the loss is -2 log 1e-8
     mismatched = sdm(images, images.roll(1, 0), scale=1e4)
     assert mismatched.item() == pytest.approx(2 * 8 * torch.log(torch.tensor(10.0)).item(), rel=1e-4)
 
@@ -150,14 +150,14 @@ def test_noise_probabilities_equal_the_formula() -> None:
     torch.testing.assert_close(actual[0], torch.tensor(expected, dtype=torch.float64))
     assert actual[1].tolist() == pytest.approx([0.2, 0.4, 0.0, 0.0], abs=1e-12)
     assert random_probabilities(relevances, valid, 0.2)[1].tolist() == pytest.approx([0.2, 0.2, 0.2, 0.0])
-    # without clamping, the mean is the mask ratio
+    # where nothing is clamped, the mean is the mask ratio
     mild = 0.45 + 0.05 * torch.rand(8, 40, dtype=torch.float64)
     assert noise_probabilities(mild, torch.ones(8, 40).bool(), 0.15).mean().item() == pytest.approx(0.15, abs=1e-12)
 
 
 @pytest.mark.parametrize("probabilities", [noise_probabilities, random_probabilities])
 def test_mask_ratio_zero_masks_nothing(probabilities: MaskProbabilities) -> None:
-    """Figure 3 masks only images or only words; the formula would still mask some elements."""
+    """Figure 3 has rows that mask only images or only words; the formula alone would still mask some elements."""
     relevances, valid = torch.tensor([[0.3, 0.1, 0.5, 0.9]]), torch.ones(1, 4).bool()
     assert not probabilities(relevances, valid, 0.0).any()
     assert probabilities(relevances, valid, 0.01).any()

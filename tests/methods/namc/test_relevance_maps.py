@@ -1,4 +1,4 @@
-"""Relevance maps. Oracle: cosines of the encoder's embeddings, computed one by one."""
+"""Relevance maps. Oracle: cosines of the encoder's embeddings, computed one at a time."""
 
 from __future__ import annotations
 

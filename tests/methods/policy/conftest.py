@@ -1,4 +1,4 @@
-"""Fixtures of the policy tests: a supervised captioner to start from."""
+"""Fixture of the policy tests: a supervised captioner from which they start."""
 
 from __future__ import annotations
 

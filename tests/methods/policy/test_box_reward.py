@@ -1,4 +1,4 @@
-"""Rewards for boxes in an answer. Oracle: areas by counting pixels, the best matching by trying all of them."""
+"""Rewards for boxes in an answer. Oracle: areas by counting pixels, and the best matching by exhaustive search."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pixels(box: list[float]) -> np.ndarray:
 def by_counting(
     predicted: list[list[float]], changes: list[list[list[float]]], threshold: float
 ) -> tuple[float, float]:
-    """F1 and mean IoU; each change has the boxes of both images, or of one."""
+    """Return F1 and mean IoU; each change has boxes in both images or in one."""
     table = [
         [max((pixels(p) & pixels(b)).sum() / (pixels(p) | pixels(b)).sum() for b in change) for change in changes]
         for p in predicted
@@ -98,7 +98,7 @@ NAN = float("nan")
 
 
 def test_images_scales_and_answers_without_boxes() -> None:
-    # one change in both images, and one that is in the after image alone
+    # one change has boxes in both images, the other in the after image only
     changes = torch.tensor([[[0.0, 0, 10, 10], [20.0, 0, 30, 10]], [[NAN] * 4, [0.0, 10, 10, 20]]])
     batch = batch_of([pair(changes)])
     texts = [["[0, 0, 10, 10]", "[20, 0, 30, 10], [0, 10, 10, 20]", "[30, 0, 20, 10]", "nothing changed"]]

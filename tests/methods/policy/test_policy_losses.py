@@ -1,4 +1,4 @@
-"""Advantages and losses of policy optimisation against TRL's own code and the equations written out in float64."""
+"""Advantages and losses of policy optimisation, compared with TRL's own code and with the equations in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAIRS, SAMPLES, LENGTH = 3, 4, 6
 
 
 def random_samples() -> dict[str, Tensor]:
-    """Log-probabilities of samples of different lengths, with ratios that are clipped at both ends."""
+    """Return log-probabilities of samples of different lengths, with ratios beyond both clipping bounds."""
     generator = torch.Generator().manual_seed(7)
     shape = (PAIRS, SAMPLES, LENGTH)
     lengths = torch.randint(1, LENGTH + 1, shape[:2], generator=generator)
@@ -49,7 +49,7 @@ def random_samples() -> dict[str, Tensor]:
 
 
 def trl_loss(averaging: str, level: str, beta: float, clip_high: float) -> float:
-    """Loss of TRL's GRPOTrainer for the random samples, with stand-ins for trainer and model."""
+    """Loss of TRL's GRPOTrainer for the random samples, with stubs for trainer and model."""
     trainer_class = pytest.importorskip("trl.trainer.grpo_trainer", reason="TRL is the oracle").GRPOTrainer
     samples = {name: value.flatten(0, 1) for name, value in random_samples().items()}
     mask = samples["mask"].double()
@@ -183,7 +183,7 @@ def test_clipped_gradients_are_zero_and_k3_is_unbiased() -> None:
     clipped = is_clipped(ratio.detach(), samples["advantages"], 0.2, 0.28)
     assert log_probs.grad is not None
     assert torch.equal(log_probs.grad == 0, clipped) and bool(clipped.any()) and not bool(clipped.all())
-    # the expectation of the estimate over all outcomes of a small distribution
+    # the exact expectation of the estimate, over all outcomes of a small distribution
     p, q = (torch.randn(5, generator=torch.Generator().manual_seed(s)).double().log_softmax(0) for s in (1, 2))
     estimate, exact = (p.exp() * kl_k3(p, q)).sum(), (p.exp() * (p - q)).sum()
     assert float(estimate) == pytest.approx(float(exact)) and bool((kl_k3(p, q) >= 0).all())

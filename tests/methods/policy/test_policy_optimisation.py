@@ -1,4 +1,4 @@
-"""Policy optimisation of a tiny captioner. Oracles: a reward for the right colour; single steps written out."""
+"""Policy optimisation of a tiny captioner. Oracles: a reward for the right colour; steps computed directly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class ColourReward(Reward):
-    """1 for a caption that names the right colour and no other."""
+    """Rewards a caption with 1 if it mentions the right colour and no other colour."""
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
         colours = ("red", "green", "blue")
@@ -58,7 +58,7 @@ def test_training_raises_the_reward(sft: str, tmp_path: Path) -> None:
     for callback, gain in (
         (GroupRelative(ColourReward(), samples=8), 0.15),
         (GroupRelative(ColourReward(), samples=8, iterations=2, **dapo), 0.15),
-        # advantages without a scale are smaller steps
+        # without scaling, the advantages and therefore the steps are smaller
         (SelfCritical(ColourReward(), samples=8), 0.05),
     ):
         model = fit([callback], tmp_path, TinyCaptioner(init_from=sft, learning_rates=FAST), max_epochs=12)
@@ -144,7 +144,7 @@ def test_resume_equals_uninterrupted_bit_for_bit(iterations: int, sft: str, tmp_
 
     losses, resumed_losses = Losses(), Losses()
     uninterrupted = fit([callback(), losses], tmp_path, TinyCaptioner(init_from=sft), max_epochs=3)
-    # in the middle of an epoch and of the steps on one set of samples
+    # in the middle of an epoch, and between two steps on the same samples
     saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=5, save_top_k=-1)
     fit([callback(), saver], tmp_path, TinyCaptioner(init_from=sft), max_steps=5, enable_checkpointing=True)
     torch.manual_seed(12345)
@@ -167,7 +167,7 @@ def test_samples_are_used_for_the_number_of_iterations(sft: str, tmp_path: Path)
     model = TinyCaptioner(init_from=sft, learning_rates=FAST)
     fit([GroupRelative(Counting(), samples=8, iterations=2)], tmp_path, model, max_epochs=6)
     assert len(calls) == 12
-    # after its first step the policy differs from the one that sampled, and some ratios are clipped
+    # after the first step, the policy differs from the one that sampled, and ratios may be clipped
     assert {"train/clip_ratio/region_mean"} <= model.trainer.callback_metrics.keys()
     with pytest.raises(ConfigError, match="accumulate_grad_batches would merge"):
         callback = GroupRelative(Counting(), samples=8, iterations=2)

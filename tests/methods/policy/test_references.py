@@ -95,7 +95,7 @@ def test_adapters_off_equals_the_policy_without_adapters(sft: str, tmp_path: Pat
 
 
 class FrozenCopyOfSft(FrozenCopy):
-    """The SFT checkpoint without an adapter as the reference."""
+    """Uses the SFT checkpoint without an adapter as the reference."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ def test_cached_scores_of_other_pixels_are_recomputed(sft: str, tmp_path: Path) 
 
 
 def one_brighter(sample: PairSample, generator: torch.Generator) -> PairSample:
-    """Changes one byte of one pair."""
+    """Change one byte of one pair."""
     if sample.id == "003":
         sample.after[2, 7, 7] += 1
     return sample

@@ -1,4 +1,4 @@
-"""Rewards as TRL and ms-swift call them equal the rewards of this library."""
+"""Rewards called through the interfaces of TRL and ms-swift equal the rewards of this library."""
 
 from __future__ import annotations
 

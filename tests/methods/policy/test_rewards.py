@@ -1,4 +1,4 @@
-"""Rewards of captions. Oracles: the facts of rendered scenes, the library's metrics, and a local judge server."""
+"""Rewards of captions. Oracles: ground truth of rendered scenes, the library's metrics, and a local judge server."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_facts_reward_of_true_and_false_sentences(batch: PairBatch) -> None:
     assert actual.shape == (24, 4) and actual.dtype == torch.float32
     assert bool((actual[:, 0] == 1).all()) and bool((actual[:, 2] == 1).all())
     assert bool((actual[:, 1] < 1).all()) and bool((actual[:, 3] == 0).all())
-    # a changed pair with one wrong fact still has other facts right
+    # a changed pair with one wrong fact still has some correct facts
     changed = torch.tensor([bool(truth["changes"]) for truth in batch.meta])
     assert 0.3 < float(actual[changed, 1].mean()) < 0.95
     total, count = reward.parts["facts/type"]
@@ -99,7 +99,7 @@ def test_facts_reward_weights(batch: PairBatch) -> None:
     assert float(only(one, [[wrong]])) == 0.75
     with pytest.raises(ConfigError, match="expected type, attributes, value or relation"):
         FactsReward({"colour": 1.0})
-    # with all weights 0 all captions would be equal
+    # with all weights 0, all captions would get the same reward
     for value, message in ((0.0, "one above 0"), (math.nan, "weights.type is nan; expected at least 0")):
         with pytest.raises(ConfigError, match=message):
             FactsReward(dict.fromkeys(("type", "attributes", "value", "relation"), value))
@@ -136,7 +136,7 @@ def test_rejects_pairs_without_facts_or_references(batch: PairBatch, data: Synth
 
 
 def test_breaking_off_costs_more_with_the_end_token(batch: PairBatch, data: SyntheticPairs) -> None:
-    """Rennie et al. 2017, appendix E: without the end token as a word, cutting the last word often pays."""
+    """Rennie et al. 2017, appendix E: if the end token is not a word, cutting the last word often pays off."""
     whole = [[captions[0]] for captions in batch.references]
     cut = [[captions[0].rsplit(" ", 1)[0]] for captions in batch.references]
     margins = {}
@@ -145,7 +145,7 @@ def test_breaking_off_costs_more_with_the_end_token(batch: PairBatch, data: Synt
         reward.setup(data)
         broken_off = compute_rewards(reward, batch, cut, [[False]] * len(batch))
         margins[end_token] = compute_rewards(reward, batch, whole) - broken_off
-        # the same words, ended and at the maximum length
+        # the same words, once with an end token and once cut at the maximum length
         truncated = compute_rewards(reward, batch, whole, [[False]] * len(batch))
         assert bool((truncated != compute_rewards(reward, batch, whole)).all()) is end_token
         summed = compute_rewards(WeightedRewards([reward], [2.0]), batch, cut, [[False]] * len(batch))
@@ -227,7 +227,7 @@ class FixedReward(Reward):
 @pytest.mark.parametrize(
     ("value", "match"),
     [
-        # the first three would be broadcast over captions or pairs
+        # shapes that would be broadcast over captions or pairs
         (torch.zeros(2), r"FixedReward returned rewards of shape \(2,\), finite: True; expected 2 x 2 finite numbers"),
         (torch.zeros(2, 1), r"shape \(2, 1\)"),
         (torch.zeros(1, 2), r"shape \(1, 2\)"),
@@ -247,7 +247,7 @@ def test_rejects_rewards_of_the_wrong_shape(value: Any, match: str) -> None:
 
 
 class Judge:
-    """A judge behind an endpoint: answers with the score that ends a caption, or with queued failures and answers."""
+    """A judge server: answers with the number at the end of the caption, or with queued failures and answers."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []

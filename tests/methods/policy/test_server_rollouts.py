@@ -91,7 +91,7 @@ def test_stale_server_weights_are_corrected_by_the_ratio(sft: str, server: Polic
     batch = model.eval().collate([source.load(i) for i in range(4)])
     step = TrainingStep(model, batch, 0, model.encode(batch))
     actual = addon.objective(step)
-    # the same samples, scored by the current weights and by those that sampled
+    # the same samples, scored by the current weights and by the weights that generated them
     rollout = addon._sample(step)
     current_log_probs = model.log_probs(step.features, rollout.tokens).detach()
     old_log_probs = server.net.log_probs(server.net.encode(batch), rollout.tokens)
@@ -127,7 +127,7 @@ def test_resume_after_a_server_failure_is_bit_equal(
     saved = folder / "checkpoints" / "interrupted.ckpt"
     assert f"saved in {saved}" in capsys.readouterr().out
     server.answers_left = server.loads_left = 10**9
-    server.net = None  # restarted without weights
+    server.net = None  # as after a restart without weights
     actual = fit(callbacks("weights"), folder, TinyCaptioner(), max_epochs=3, ckpt_path=saved)
     assert_same(host_state(actual), host_state(uninterrupted))
 

@@ -1,4 +1,4 @@
-"""TRL's own trainers, on exported data and with rewards of this library. TRL is in the extra ``trl``."""
+"""TRL's own trainers on exported data, with rewards of this library. TRL is installed by the extra ``trl``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny Qwen2-VL with random weights, in a folder with its processor."""
+    """Save a tiny Qwen2-VL with random weights and its processor; return the folder."""
     torch.manual_seed(0)
     family = family_of("qwen2_vl")
     special = [*family.special_tokens.values(), "<|user|>", "<|assistant|>"]

@@ -1,4 +1,4 @@
-"""Run by test_procap_distributed.py: interpolation and both stages on two gloo processes."""
+"""Run by test_procap_distributed.py: interpolation and both training stages on two gloo processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     first.save_checkpoint(folder / "tokenizer.ckpt")
     interpolator = FrameInterpolator(str(folder / "procedures"), 7, CrossFade())
     written = trainer().predict(interpolator, EveryPair(pairs, batch_size=2)) or []
-    # an odd number of pairs, so that batches are odd too
+    # the number of pairs is odd, so some batches are odd, too
     for name, model in (("procedure", first_stage(folder)), ("caption", second_stage(folder))):
         run = trainer()
         run.fit(model, pairs)

@@ -1,4 +1,4 @@
-"""The image tokenizer: shapes, the nearest entry by brute force, training, and what it reads back."""
+"""The image tokenizer: shapes, the nearest codebook entry by brute force, training, and loading of checkpoints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_nearest_equals_brute_force() -> None:
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_ids_under_autocast_equal_float32(kind: torch.dtype) -> None:
-    """Ids are targets: one in twelve was another one under bf16-mixed, of the encoder and of the search."""
+    """Ids are training targets. Regression: bf16-mixed changed one id in twelve, in the encoder and in the search."""
     torch.manual_seed(0)
     tokenizer = ImageTokenizer(**{**SMALL, "codebook_size": 512})
     with torch.no_grad():
@@ -108,7 +108,7 @@ def test_training_improves_reconstruction(tmp_path: Path) -> None:
 
 
 def saved(model: TokenizerTraining, path: Path) -> Path:
-    """A checkpoint as the Trainer writes it."""
+    """Save the model in a checkpoint as the Trainer writes it; return the path."""
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     trainer.strategy.connect(model)
     trainer.save_checkpoint(path)
@@ -162,7 +162,7 @@ def test_unused_entries_are_reset_in_any_precision(precision: str, tmp_path: Pat
         assert trainer.global_step == 4 // (1 + (type(model) is TokenizerTraining)) and not model.code_counts.any()
         weight = model.tokenizer.codebook.weight.detach()
         assert weight.dtype == torch.float32
-        # a step of the optimizer moves no number by more than its rate of 1e-4; cells stand further away
+        # an optimizer step changes a value by at most the learning rate of 1e-4, a reset by much more
         assert float((weight.float() - before).abs().amax(1).max()) > 0.01
         assert torch.isfinite(trainer.callback_metrics["val/psnr"]) and 0 < trainer.callback_metrics["val/ssim"] <= 1
 
@@ -180,7 +180,7 @@ def test_unused_entries_are_reset_once_per_accumulated_step(tmp_path: Path) -> N
     model = Watched(**SMALL, revive_every=2)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "limit_val_batches": 0}
     pl.Trainer(max_epochs=1, accelerator="cpu", accumulate_grad_batches=3, **quiet).fit(model, data)
-    # 2 pairs of 16 cells an image are 64 choices: those of four batches, then of all six since
+    # 2 pairs of 2 images with 16 cells are 64 ids per batch: first those of four batches, then those of the next six
     assert model.moved == [(1, 4 * 64), (3, 6 * 64)]
 
 
@@ -222,7 +222,7 @@ def test_naming_tokenizer_classifies_cells(tmp_path: Path) -> None:
     assert after["val/psnr"] > before["val/psnr"] + 2
     images, cells = next(iter(data.val_dataloader()))
     pixels = as_pixels(images)
-    # that there is a thing at all is the easiest to tell
+    # whether a cell contains an object is the easiest attribute
     with torch.no_grad():
         there = model.class_logits(model.tokenizer.features(pixels))[0].argmax(1) > 0
     fraction = (cells[:, 0] > 0).float().mean()

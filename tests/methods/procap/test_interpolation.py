@@ -1,4 +1,4 @@
-"""Interpolation: known motions, the null model, and a folder of procedures that survives being stopped."""
+"""Interpolation: known motions, the null model, and a folder of procedures that an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ pytest.importorskip("cv2", reason="OpenCV is not installed; it also sets environ
 
 
 def texture(height: int = 64, width: int = 96) -> Tensor:
-    """A smooth random picture ``(3, H, W)``."""
+    """Return a smooth random image ``(3, H, W)``."""
     coarse = torch.rand(1, 3, height // 8, width // 8, generator=torch.Generator().manual_seed(0))
     return torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic")[0].clamp(0, 1) * 255
 
 
 def sliding(shift: int) -> Tensor:
-    """A window on the texture, ``shift`` pixels further right."""
+    """Crop the texture; the crop is shifted to the right by ``shift`` pixels."""
     return texture()[:, :, 16 + shift : 80 + shift]
 
 
@@ -60,7 +60,7 @@ def test_translation_is_interpolated_evenly(frames: int) -> None:
 
 def test_blend_with_the_true_flow() -> None:
     images = pair().float()
-    # what stands at p in the first picture is 8 pixels further left in the second
+    # the content at p in the first image is 8 pixels further left in the second
     forth = torch.zeros(1, 2, 64, 64)
     forth[:, 0] = -8
     middle = blend(images[:, 0], images[:, 1], forth, -forth)
@@ -71,7 +71,7 @@ def test_occluded_pixels_come_from_the_other_image() -> None:
     before, after = torch.zeros(1, 3, 8, 8), torch.full((1, 3, 8, 8), 200.0)
     there, back = torch.zeros(1, 2, 8, 8), torch.zeros(1, 2, 8, 8)
     assert torch.allclose(blend(before, after, there, back), torch.full((1, 3, 8, 8), 100.0))
-    # following the flow from before leads nowhere near home; from after it does
+    # in the left half, the forward flow of 40 pixels contradicts the backward flow of 0
     lost = there.clone()
     lost[:, 0, :, :4] = 40.0
 
@@ -108,7 +108,7 @@ def test_raft_midpoint(tmp_path: Path) -> None:
 
 
 class Sideways(FlowMidpoint):
-    """Everything moves by a constant: a backend that a user writes."""
+    """A user-defined backend: every pixel moves by the same offset."""
 
     def flow(self, start: Tensor, end: Tensor) -> Tensor:
         return torch.ones(len(start), 2, *start.shape[2:])
@@ -119,7 +119,7 @@ def test_custom_midpoint() -> None:
 
 
 class Counting(CrossFade):
-    """Counts the frames that it makes, and may stop as a killed process does."""
+    """Counts the frames that it computes, and can stop like a killed process."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Counting(CrossFade):
 
 
 class Faded(CrossFade):
-    """Another network of the same class: it has a weight."""
+    """Has the qualified name of CrossFade, but also a weight."""
 
     def __init__(self, weight: float) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def predict(model: pl.LightningModule, pairs: EveryPair) -> None:
 def test_stopped_interpolation_continues(tmp_path: Path) -> None:
     pairs = data(tmp_path)
     predict(FrameInterpolator(str(tmp_path / "whole"), 3, CrossFade(), Likeness()), pairs)
-    # another class name would be other settings
+    # the class name is part of the settings, so both runs use the same class
     first, second = Counting(stop_after=6), Counting()
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         predict(FrameInterpolator(str(tmp_path / "parts"), 3, first, Likeness()), pairs)
@@ -213,7 +213,7 @@ def test_frames_use_the_interpolation_of_the_data(tmp_path: Path) -> None:
 
 
 class Weighted(Likeness):
-    """A similarity with a weight, which may stop as a killed process does."""
+    """A similarity with a weight; it can stop like a killed process."""
 
     def __init__(self, weight: float, stop_after: int | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Keyframes: eq. 2 in float64, how often each frame is drawn, and the similarities."""
+"""Keyframes: Eq. 2 in float64, the frequency with which each frame is sampled, and the similarities."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixe
 from lightning_idc.synthesis.models.pretrained import DinoImages
 from lightning_idc.utils.errors import ConfigError, DataError
 
-# cosines of a fade: the first frame is like before, the last like after
+# cosines of a cross-fade: the first frame resembles the before image, the last one the after image
 COSINES = torch.tensor([[0.99, 0.97, 0.95, 0.93, 0.91, 0.89, 0.86], [0.87, 0.89, 0.91, 0.93, 0.95, 0.97, 0.99]])
 
 
@@ -57,7 +57,7 @@ def test_keyframes_are_sampled_by_confidence() -> None:
     assert bool((drawn[:, 0] < drawn[:, 1]).all())
     frequencies = torch.bincount(drawn.flatten(), minlength=4) / len(drawn)
     p = weights.double() / weights.double().sum()
-    # drawn first, or second after another one
+    # sampled first, or second after any other frame
     expected = p + torch.stack([sum(p[j] * p[i] / (1 - p[j]) for j in range(4) if j != i) for i in range(4)])
     assert float((frequencies - expected).abs().max()) < 0.03
 
@@ -87,7 +87,7 @@ def test_keyframes_with_and_without_a_seed(folder: Path) -> None:
     keyframes = Keyframes(folder, 2)
     procedure = keyframes.procedures.of("pair", sample().before, sample().after)
     best = keyframes.of(sample())
-    # most confidences are exactly 1 in float32; by the squared differences of Eq. 2 frame 3 is best, then 2 or 4
+    # most confidences round to 1 in float32; by the squared differences of Eq. 2, frame 3 is best, followed by 2 or 4
     ends = (sample().before[None], sample().after[None])
     expected = [torch.cat([ends[0], procedure.frames[[*chosen]], ends[1]]) for chosen in ((2, 3), (3, 4))]
     assert any(torch.equal(best, frames) for frames in expected)
@@ -132,7 +132,7 @@ def test_zero_keyframes_are_the_two_images(tmp_path: Path) -> None:
 
 
 def test_evenly_spaced_equals_the_official_code() -> None:
-    # of nine frames with both images: i / (k + 1) * 8, rounded
+    # positions among nine frames (both images included) are round(i / (k + 1) * 8)
     assert [evenly_spaced(7, k) for k in (1, 2, 4, 7)] == [[3], [2, 4], [1, 2, 4, 5], [0, 1, 2, 3, 4, 5, 6]]
 
 
@@ -146,7 +146,7 @@ def test_length_selects_every_second_frame(folder: Path) -> None:
 
 
 class Constant(nn.Module):
-    """The middle frame is least like one end."""
+    """The middle frame is more similar to the before image than to the after image, so it has the lowest confidence."""
 
     def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
         assert frames.dtype == torch.uint8 and all(captions)
@@ -170,13 +170,13 @@ def test_keyframes_by_another_similarity(folder: Path) -> None:
         Keyframes(folder, 2, similarity="other").of(sample())
 
 
-# as a network of images sees the same fade: the steps are of other sizes
+# similarities of the same cross-fade by an image network: the steps are not of equal size
 VISUAL = torch.tensor([[0.97, 0.90, 0.82, 0.70, 0.55, 0.42, 0.35], [0.31, 0.40, 0.57, 0.72, 0.80, 0.91, 0.98]])
 WEIGHTS = {"own": 0.7, "visual": 0.3}
 
 
 def mixed_in_float64(similarities: dict[str, Tensor]) -> Tensor:
-    """1 - softmax(0.7 a + 0.3 b), where a and b are squared differences that reach from 0 to 1; no factor."""
+    """1 - softmax(0.7 a + 0.3 b) without a scale; a and b are squared differences rescaled to the range 0 to 1."""
     total = torch.zeros(similarities["own"].shape[1], dtype=torch.float64)
     for name, weight in WEIGHTS.items():
         before, after = similarities[name].double()
@@ -203,7 +203,7 @@ def test_keyframes_by_mixed_confidence(folder: Path) -> None:
     for seed in range(40):
         chosen = draw_keyframes(weights, 2, torch.Generator().manual_seed(seed))
         assert torch.equal(keyframes.of(sample(seed=seed))[1:-1], drawn[chosen])
-    # frames that are left out do not count for the scale either
+    # frames that are not candidates do not affect the rescaling either
     three = mixed_in_float64({"own": COSINES[:, 1::2], "visual": VISUAL[:, 1::2]})
     best = three.topk(2).indices.sort().values
     assert torch.equal(Keyframes(folder, 2, length=3, similarity=WEIGHTS).of(sample())[1:-1], drawn[1::2][best])
@@ -217,7 +217,7 @@ def fade() -> tuple[Tensor, Tensor]:
 
 
 def small_dino(folder: Path) -> DinoImages:
-    """DINOv2 with weights of our own, which takes frames of any size."""
+    """Save a small DINOv2 with random weights that accepts frames of any size, and load it."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -228,7 +228,7 @@ def small_dino(folder: Path) -> DinoImages:
 
 
 def dino_class_token(folder: Path, image: Tensor) -> Tensor:
-    """The class token by transformers itself, one image at a time."""
+    """Class token computed by transformers, one image at a time."""
     from transformers import AutoImageProcessor, AutoModel
 
     inputs = AutoImageProcessor.from_pretrained(folder)(images=image.permute(1, 2, 0).numpy(), return_tensors="pt")
@@ -268,7 +268,7 @@ def test_tokenizer_similarity_in_bfloat16(tmp_path: Path) -> None:
 
 
 class Means(nn.Module):
-    """Embeds a pair by the mean colours of both images, a caption by its letters."""
+    """Embeds a pair by the mean colours of both images, and a caption by its letter counts."""
 
     def embed_pairs(self, images: Tensor) -> Tensor:
         return nn.functional.normalize(images.float().mean((3, 4)).flatten(1) - 128, dim=-1)

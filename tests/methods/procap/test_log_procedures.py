@@ -1,4 +1,4 @@
-"""Pictures of procedures: what is on them, and that both fit and validate write them."""
+"""Images of procedures: what they show, and that both fit and validate write them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_log_procedures_draws_the_same_pairs(folder: Path, tmp_path: Path) -> No
     pair = strips["pair, overlaid"].double()
     assert torch.equal(pair[2], (pair[0] + pair[1]).div(2).floor())
     ends = model.net.tokenizer.decode(model.net.tokenizer.encode(strips["keyframes"][[0, -1]]))
-    # a batch of another size may round a pixel the other way
+    # the values of another batch size may round differently
     assert float((strips["imagined"][[0, -1]] - ends * 255).abs().max()) < 0.6, "both images are given"
 
 

@@ -1,4 +1,4 @@
-"""The second stage: queries, the start from the first stage, explicit frames, checkpoints."""
+"""The second stage: queries, initialisation from the first stage, explicit frames, checkpoints."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_queries_are_mask_embeddings_with_positions(folder: Path) -> None:
         tokens[:, 48:], ends[:, 1], atol=1e-6
     )
     assert torch.allclose(tokens[:, 16:48], encoder.mask_embedding.expand(2, 32, -1), atol=1e-6)
-    # eq. 9's order is frame by frame, row by row
+    # in Eq. 9, tokens are ordered by frame, then by row
     positions = encoder.position_embeddings().view(4, 4, 4, -1)
     assert torch.allclose(
         positions[2, 1, 3], encoder.frame_embed[2, 0, 0] + encoder.row_embed[1, 0] + encoder.column_embed[3]
@@ -134,7 +134,7 @@ def test_rejects_missing_files(folder: Path) -> None:
 @pytest.mark.parametrize("options", [{}, {"variant": "official", "queries": 1}], ids=["paper", "official"])
 def test_trained_checkpoint_is_self_contained(folder: Path, tmp_path: Path, options: dict[str, object]) -> None:
     seed_everything(2, verbose=False)
-    # a copy that can be lost
+    # a copy that the test can delete
     (tmp_path / "tokenizer.ckpt").write_bytes((folder / "tokenizer.ckpt").read_bytes())
     model = second_stage(folder, **{"tokenizer": str(tmp_path / "tokenizer.ckpt"), **options})
     trainer = Trainer(**QUIET, max_epochs=1, enable_checkpointing=False)
@@ -238,7 +238,7 @@ def test_encoder_init_from_clip(folder: Path, tmp_path: Path) -> None:
 
 
 def theirs_of(name: str) -> str:
-    """Name of a weight of a layer in OpenAI's CLIP."""
+    """Map the name of a weight of our layer to its name in OpenAI's CLIP."""
     layer, _, rest = name.partition(".")
     for ours, clip in (("qkv.", "attn.in_proj_"), ("out.", "attn.out_proj."), ("norm_attention.", "ln_1.")):
         rest = rest.replace(ours, clip)

@@ -1,4 +1,4 @@
-"""Every stage on two processes: they finish, and hold the same weights."""
+"""Every stage runs on two processes, which finish with equal weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks of appendix D and warps of appendix E: their effects and frequencies. Oracle: the rules of the paper."""
+"""Masks of appendix D and warps of appendix E: their effects and frequencies. Oracle: the rules in the paper."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_mask_rules_have_the_probabilities_of_the_paper() -> None:
         lengths = filled.max(0).values - filled.min(0).values + 1
         box = int(lengths.prod()) == len(filled)
         counts["entire" if mask.all() else "random" if not same else "in" if box else "out"] += 1
-    # three standard deviations of a fraction of 0.1 of 2000 are 40; an out-block at the border can be a box, too
+    # with a fraction of 0.1 of 2000, three standard deviations are 40; an out-block at the border can be a box, too
     assert abs(counts["entire"] - 200) < 45 and abs(counts["random"] - 1400) < 65
     assert abs(counts["in"] + counts["out"] - 400) < 60
 
@@ -105,10 +105,10 @@ def test_moved_frame_with_zero_motion_is_the_identity() -> None:
 
 
 def test_rotation_equals_eq_19() -> None:
-    # the output at (x, y) is sampled at the rotated position: a spot right of the centre moves above it
+    # a pixel of the output is sampled at its rotated position, so a spot right of the centre moves above it
     image = torch.zeros(1, 3, 9, 9, dtype=torch.uint8)
     image[..., 4, 7] = 200
-    seed = max(range(4000), key=lambda s: float(torch.rand((), generator=seeded(s))))  # almost the largest angle
+    seed = max(range(4000), key=lambda s: float(torch.rand((), generator=seeded(s))))  # almost the maximum angle
     turned = warps.moved_frame(image, seeded(seed), degrees=90, shift=0, zoom=0)
     assert divmod(int(turned[0, 0].flatten().argmax()), 9) == (1, 4)
 

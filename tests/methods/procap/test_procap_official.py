@@ -1,4 +1,4 @@
-"""The official variant against numbers of the authors' own code, and its cached decoding against theirs."""
+"""The official variant compared with values of the authors' code, and its cached decoding compared with theirs."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_convert_second_stage(shared: Path, tmp_path: Path) -> None:
         features = model.net.encode(images)
         ours = torch.tensor([[rows.index(int(i)) for i in row] for row in io["input_ids"][:2]])
         scores = model.net.logits(features, ours[:, None])[:, 0]
-    # rounding the fixture's float images to bytes moves its scores by far less than its words differ
+    # rounding the fixture's float images to bytes changes its scores far less than the scores of its words differ
     assert float((scores - io["scores"][:2][..., rows]).abs().max()) < 0.05 * float(io["scores"].std())
     model.save_pretrained(tmp_path / "out")
     again = ProCap.from_pretrained(tmp_path / "out")

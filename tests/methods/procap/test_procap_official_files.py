@@ -1,4 +1,4 @@
-"""The files that the authors' code writes come in as they are. Oracles: ../shared/parity, made by that code."""
+"""Files that the authors' code writes can be loaded unmodified. Oracles: ../shared/parity, created with that code."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_second_stage_files_with_pickled_objects_are_read(name: str, shared: Pat
     with torch.no_grad():
         tokens = torch.tensor([[rows.index(int(i)) for i in row] for row in io["input_ids"]])
         scores = model.net.logits(model.net.encode(images), tokens[:, None])[:, 0]
-    # rounding the fixture's float images to bytes moves its scores by far less than its words differ
+    # rounding the fixture's float images to bytes changes its scores far less than the scores of its words differ
     assert float((scores - io["scores"][..., rows]).abs().max()) < 0.05 * float(io["scores"].std())
 
 

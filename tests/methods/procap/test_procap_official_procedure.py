@@ -1,4 +1,4 @@
-"""The official variant of the first stage, against the facts measured on the authors' code (research/peers.md, 1.1)."""
+"""The official variant of the first stage, compared with measurements of the authors' code (research/peers.md, 1.1)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_official_mask_statistics() -> None:
     assert all(bool((mask == mask[:1]).all()) for mask in (block, outside)), "the same in all frames"
     assert torch.equal(outside_mask((2, 14, 14), dice(3)), ~erased_mask((2, 14, 14), dice(3)))
     shares = torch.stack([erased_mask((1, 14, 14), generator).float().mean() for _ in range(5000)])
-    # measured on the code: mean 0.442, fifth percentile 0.23, 95th 0.73, never without a rectangle
+    # measured in the authors' code: mean 0.442, fifth percentile 0.23, 95th 0.73, at least one rectangle
     assert float(shares.mean()) == pytest.approx(0.442, abs=0.01) and float(shares.min()) > 0
     assert float(shares.quantile(0.05)) == pytest.approx(0.23, abs=0.01)
     assert float(shares.quantile(0.95)) == pytest.approx(0.73, abs=0.01)
@@ -162,7 +162,7 @@ def test_official_second_stage_loads_the_official_first_stage(folder: Path, tmp_
     second.build()
     encoder, first = second.net.encoder, model.net
     assert torch.equal(encoder.layers[0].qkv.weight, first.encoder.layers[0].qkv.weight)
-    # empty captions are the words 0 to 23, and the alignment token is left out
+    # the control words are the embeddings of the words 0 to 23, and the alignment token is left out
     assert torch.equal(encoder.control_words, torch.cat([first.words.weight[:24], first.special[1:]]))
     assert torch.equal(encoder.control_positions, torch.cat([first.word_positions, first.special_positions[1:]]))
     with pytest.raises(CheckpointError, match="has the variant 'official'"):
@@ -176,7 +176,7 @@ def test_convert_first_stage(shared: Path, tmp_path: Path, capsys: pytest.Captur
     if not path.is_file():
         pytest.skip("the parity fixture procap_stage2 is not in the shared folder")
     state = below(load_file(path), "intermediate_generator.")
-    # the fixture is of the second stage, whose table holds 24 words instead of CLIP's
+    # the fixture belongs to the second stage, whose table has 24 words instead of CLIP's
     state["text_emb.weight"] = torch.randn(49408 + 25, 64, generator=dice())
     torch.save({"weights": state}, tmp_path / "stage1.pt")
     target = tmp_path / "first.ckpt"
@@ -282,12 +282,12 @@ def test_half_precision_underflow_of_squared_gradients(beta: float, smallest: fl
         assert bool(optimizer.state[matrix]["mean_square"] > 0) == seen
 
 
-# what the page of CLIP4IDC says: captioning has a second beta of 0.999, adaptation of 0.98
+# the factors on the documentation page of CLIP4IDC: beta2 is 0.999 in captioning and 0.98 in adaptation
 @pytest.mark.parametrize(
     ("beta", "size", "times"), [(0.999, 1e-4, 36), (0.98, 1e-4, 130), (0.999, 1e-3, 340), (0.98, 1e-3, 4.5)]
 )
 def test_half_precision_takes_larger_steps(beta: float, size: float, times: float) -> None:
-    """CLIP4IDC's code keeps CLIP's matrices in 16 bits, where squares of small gradients are 0."""
+    """CLIP4IDC's code stores CLIP's matrices in 16 bits, in which squares of small gradients underflow to 0."""
     generator, moved = dice(3), {}
     gradients = size * (torch.randn(16, 16, generator=generator) + torch.randn(100, 16, 16, generator=generator))
     start = (0.02 * torch.randn(16, 16, generator=generator)).half().float()
@@ -303,7 +303,7 @@ def test_half_precision_takes_larger_steps(beta: float, size: float, times: floa
         assert torch.equal(matrix, matrix.half().float()) == bool(half)
         assert optimizer.state[bias]["mean"].dtype == torch.float32
     assert moved[("vision",)] / moved[()] == pytest.approx(times, rel=0.1)
-    matrix.grad = torch.full_like(matrix, 1e6)  # more than 16 bits hold
+    matrix.grad = torch.full_like(matrix, 1e6)  # above the range of float16
     optimizer.step()
     assert bool(matrix.isfinite().all())
     with pytest.raises(ConfigError, match="not the name of a parameter group"):

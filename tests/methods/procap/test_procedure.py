@@ -1,4 +1,4 @@
-"""ProCap's first stage. Oracles: losses sample by sample in float64, ids in float32, and an uninterrupted run."""
+"""ProCap's first stage. Oracles: losses of single samples in float64, ids in float32, and an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_losses_equal_their_formulas(folder: Path) -> None:
     with torch.no_grad():
         features = model.encode(batch)
         actual = model.losses(features, batch)
-        # each version of each sample encoded alone, without padding
+        # oracle: each version of each sample is encoded alone, without padding
         msm, align, order = [], [], []
         net = model.net
         for row in range(3):
@@ -153,7 +153,7 @@ def test_negative_captions_are_never_references(folder: Path) -> None:
     captions_of_pairs = [["the cube moved"], ["the cube is gone"], ["the cube is gone"]]
     chosen = samples(folder, 3, captions_of_pairs)
     chosen[1].captions.append("the cube moved")
-    # whichever of its two captions is sampled for the second pair, the other is not its negative
+    # no matter which of its two captions is sampled for the second pair, the other one is not its negative
     assert model.collate(chosen).model_inputs["wrong_caption"][1] == -1
     alone = model.collate(samples(folder, 1, CAPTIONS))
     assert alone.model_inputs["wrong_caption"].tolist() == [-1]

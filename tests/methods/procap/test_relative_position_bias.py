@@ -1,4 +1,4 @@
-"""`relative_position_bias`: both stages learn how two patches stand to each other, and agree on it."""
+"""`relative_position_bias`: both stages learn a bias for the relative position of patches, in a compatible form."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_relative_bias_depends_on_frames_and_offset() -> None:
     bias = one.relative_bias()
     assert bias is not None and bias.shape == (2, 18, 18)
     by_place = bias.view(2, 3, 2, 3, 3, 2, 3)  # head, frame, row, column of the query; frame, row, column of the key
-    # one to the right, from the first frame to the last
+    # from the first frame to the last, one column to the right
     assert torch.equal(by_place[:, 0, 0, 0, 2, 0, 1], by_place[:, 0, 1, 1, 2, 1, 2])
     assert not torch.equal(by_place[:, 0, 0, 0, 2, 0, 1], by_place[:, 2, 0, 0, 0, 0, 1])
     before = one.relative_bias(4)

@@ -1,4 +1,4 @@
-"""VFIformer against the numbers of its authors' code (shared/parity/vfiformer), and ProCap's frames made by it."""
+"""VFIformer compared with values of its authors' code (shared/parity/vfiformer), and ProCap's frames made with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def narrow(parity: Path) -> VFIformer:
 
 
 def official_file(parity: Path, path: Path) -> Path:
-    """A file as the authors save it from two processes: names with ``module.``, buffers included."""
+    """Save weights as the authors do from two processes: names with ``module.``, and buffers; return the path."""
     state = {f"module.{name}": value for name, value in load_file(parity / "weights.safetensors").items()}
     for name, shape in json.loads((parity / "meta.json").read_text())["buffers"].items():
         state[f"module.{name}"] = torch.zeros(shape)
@@ -111,9 +111,9 @@ def test_small_variant_has_the_official_names(parity: Path) -> None:
 def test_midpoint_from_official_weights(parity: Path, narrow: VFIformer, tmp_path: Path) -> None:
     midpoint = VFIformerMidpoint(str(official_file(parity, tmp_path / "net_220.pth")))
     io = load_file(parity / "io.safetensors")
-    before, after = (io[f"square.{side}"].float().flip(1) for side in ("before", "after"))  # red first, as here
+    before, after = (io[f"square.{side}"].float().flip(1) for side in ("before", "after"))  # our images are RGB
     close(midpoint(before, after), io["square.middle"].flip(1) * 255)
-    # 44 x 50 pixels in the middle of 64 x 64 black ones
+    # images of 44 x 50 pixels equal the centre of black images of 64 x 64
     cut = torch.stack([before, after], 1)[:1, :, :, 10:54, 7:57].byte()
     black = torch.zeros(1, 2, 3, 64, 64)
     black[..., 10:54, 7:57] = cut.float()

@@ -1,4 +1,4 @@
-"""Stateful encoder. Oracles: its layer in float64 loops, and features before and after one image changes."""
+"""Stateful encoder. Oracles: its layer in float64 loops, and features before and after one image is changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_idc.methods.stateful_encoder.net import CrossImageLayer, Stateful
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.utils.errors import ConfigError
 
-TOWERS = [name for name in ARCHITECTURES if name != "llava"]  # that family joins both images
+TOWERS = [name for name in ARCHITECTURES if name != "llava"]  # this family joins both images
 
 
 def perturb(module: torch.nn.Module) -> None:
@@ -58,14 +58,14 @@ def test_layer_equals_equations(control: bool) -> None:
 
 
 def memory(model: VLMCaptioner, pairs: list[PairSample]) -> tuple[Tensor, Tensor]:
-    """Features of the first and the second image of each pair."""
+    """Return the features of the first and of the second image of each pair."""
     with torch.no_grad():
         first, second = model.eval().encode(model.collate(pairs)).memory.chunk(2, 1)
     return first, second
 
 
 def mirror_image(pairs: list[PairSample], side: str) -> list[PairSample]:
-    """Copies of the pairs with one image mirrored."""
+    """Copy the pairs with one image mirrored."""
     return [
         PairSample(p.id, **{"before": p.before, "after": p.after, side: getattr(p, side).flip(-1)}, captions=p.captions)
         for p in pairs
@@ -89,7 +89,7 @@ def test_second_image_depends_on_first_image(kind: str) -> None:
     assert torch.equal(first, plain[0]) and not torch.allclose(second, plain[1], atol=1e-2)
     with model.disable_adapters():
         assert torch.equal(memory(model, pairs)[1], plain[1])
-    # the first image does not see the second one, and the second one sees the first
+    # features of the first image do not depend on the second one, but those of the second image depend on the first
     assert torch.equal(memory(model, mirror_image(pairs, "after"))[0], first)
     assert not torch.allclose(memory(model, mirror_image(pairs, "before"))[1], second, atol=1e-3)
     adapter.options = StatefulEncoderOptions(control=True)

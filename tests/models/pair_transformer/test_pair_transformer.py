@@ -28,7 +28,7 @@ SIDES = {"left": (slice(8, 24), slice(0, 16)), "right": (slice(8, 24), slice(16,
 
 
 class Squares(PairSource):
-    """A square that appears left or right of a grey field with noise."""
+    """Noisy grey images; a square appears on the left or right of the second image, or nothing changes."""
 
     def __init__(self, count: int, first: int) -> None:
         self.first = first
@@ -128,7 +128,7 @@ def test_decoding_with_and_without_a_cache_agree_on_the_whole_net() -> None:
     torch.nn.init.normal_(net.decoder.position)
     net.decoder.bias.data[EOS] = 4.0
     features = net.encode(pairs(24))
-    # untrained features hardly differ between pairs
+    # features of an untrained network hardly differ between pairs
     features.memory = features.memory * torch.randn(24, 1, 32, generator=torch.Generator().manual_seed(0))
     cached = greedy(net, features, 12)
     assert len({len(ids) for ids in cached.ids}) > 2
@@ -226,7 +226,7 @@ def test_naming_objects_teaches_a_backbone_that_the_captioner_takes_over(tmp_pat
     learned = naming.backbone.state_dict()
     taken = captioner.net.backbone.state_dict()  # type: ignore[union-attr]
     assert all(torch.equal(value, taken[key]) for key, value in learned.items())
-    # the file is not asked for again: a checkpoint brings all weights
+    # the file is no longer needed, because the checkpoint contains all weights
     captioner.trainer.save_checkpoint(tmp_path / "captioner.ckpt")
     (tmp_path / "look.ckpt").unlink()
     again = PairTransformer.load_from_checkpoint(tmp_path / "captioner.ckpt", weights_only=True)

@@ -1,4 +1,4 @@
-"""Images that a pre-training varies, and what it leaves alone."""
+"""Random variation of images in pre-training, and what it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_relit_images_differ_each_in_its_own_way(shape: tuple[int, ...]) -> None
     other = relit(images, 0.3)
     assert other.shape == images.shape and other.dtype == torch.uint8
     change = (other.float() - images.float()).flatten(1)
-    assert change.abs().mean(1).max() < 60  # still the same picture
+    assert change.abs().mean(1).max() < 60  # still similar to the original
     assert len({round(float(value), 2) for value in change.mean(1)}) == len(images)
     assert torch.equal(relit(images, 0.0), images)
 
@@ -36,10 +36,10 @@ def test_relit_images_differ_each_in_its_own_way(shape: tuple[int, ...]) -> None
 def test_only_training_sees_varied_images() -> None:
     images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8)
     cells = torch.randint(0, 3, (6, 2, 4, 4))
-    naming = ObjectNaming(classes=(3, 3), mirror=True, relight=0.3).eval()  # batch norm as it is: images alone differ
+    naming = ObjectNaming(classes=(3, 3), mirror=True, relight=0.3).eval()  # batch norm in eval mode
     plain = naming_loss(naming(images), cells)
     assert not torch.isclose(naming.training_loss(None, (images, cells)), plain)
-    assert torch.equal(naming_loss(*naming.logits_and_labels((images, cells))), plain)  # what validation reads
+    assert torch.equal(naming_loss(*naming.logits_and_labels((images, cells))), plain)  # as in validation
     same = ObjectNaming(classes=(3, 3)).eval()
     same.load_state_dict(naming.state_dict())
     assert torch.equal(same.training_loss(None, (images, cells)), plain)

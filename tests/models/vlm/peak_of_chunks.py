@@ -1,4 +1,4 @@
-"""Run by test_vlm_chunked.py: MiB that log-probabilities over a large vocabulary take at their peak."""
+"""Run by test_vlm_chunked.py: peak memory in MiB of log-probabilities over a large vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_idc.models.vlm import chunked
 
 
 def peak() -> int:
-    """KiB of this process alone: ru_maxrss begins at the peak of the process that started it."""
+    """Peak memory of this process in KiB; ru_maxrss would start at the peak of the parent process."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1])
 

@@ -1,9 +1,9 @@
-"""Merged folders as vLLM's loader reads them, without vLLM; ``test_vllm.py`` runs vLLM itself where it is installed.
+"""Merged folders meet the expectations of vLLM's loader; ``test_vllm.py`` runs vLLM itself where it is installed.
 
-Its loader takes the class from `architectures`, the weights from the safetensors files that the index names (all of
-them, under the published names), tokenizer and processor from the folder, and stop tokens from `generation_config`.
-The oracle is transformers, whose classes and names vLLM maps from: it loads the folder alone, without a weight missing
-or left over, and answers with the caption of the captioner.
+The loader takes the class from `architectures`, the weights from the safetensors files in the index (all of them, under
+the published names), tokenizer and processor from the folder, and stop tokens from `generation_config`. The oracle is
+transformers, whose classes and names vLLM maps to its own: it loads the folder alone, without missing or unexpected
+weights, and generates the caption of the captioner.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lightning_idc.models.vlm.module import VLMCaptioner
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "llava_onevision"])
 def merged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[VLMCaptioner, Path, Path]:
-    """A captioner with a merged LoRA, its folder, and the folder of the model that it started from."""
+    """A captioner with a LoRA, the folder with the LoRA merged, and the folder of the base model."""
     folder = tmp_path_factory.mktemp(request.param)
     stock = captioner(request.param).save_model(folder / "stock")
     model = VLMCaptioner(model=str(stock), max_length=6)
@@ -37,7 +37,7 @@ def merged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def names_of(folder: Path) -> set[str]:
-    """Names of the weights in the safetensors files, by the index if there is one."""
+    """Return the names of the weights in the safetensors files, checked against the index if there is one."""
     index = folder / "model.safetensors.index.json"
     files = {"model.safetensors"}
     listed = None
@@ -88,7 +88,7 @@ def test_transformers_alone_answers_with_the_caption(merged: tuple[VLMCaptioner,
 def test_large_models_are_sharded_with_an_index(
     merged: tuple[VLMCaptioner, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers splits files above 50 GB; here above 200 kB."""
+    """transformers splits files above 50 GB; the test lowers this limit to 200 kB."""
     model, folder, _ = merged
     save = transformers.PreTrainedModel.save_pretrained
 

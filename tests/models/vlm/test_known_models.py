@@ -1,4 +1,4 @@
-"""Plans without files of the models. Oracles: the published numbers of parameters, and the measured training steps."""
+"""Plans without files of the models. Oracles: the published numbers of parameters, and measured training steps."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PARAMETERS = {
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": 8_030_348_832,
     "OpenGVLab/InternVL3-8B-hf": 7_944_373_760,
 }
-"""Numbers of parameters as the hub counts them in the published weights."""
+"""Numbers of parameters in the published weights, as counted by the hub."""
 LANGUAGE = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 
 
 def models_of(value: object) -> set[str]:
-    """Models of all VLMCaptioners in a recipe; those of synthesis are not trained."""
+    """Return the models of all VLMCaptioners in a recipe; models of synthesis are not trained."""
     if isinstance(value, list):
         return set().union(*map(models_of, value))
     if not isinstance(value, dict):

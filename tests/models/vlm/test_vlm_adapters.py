@@ -1,4 +1,4 @@
-"""LoRA and MDP on a vision-language model: what trains, what is saved, what the switch gives back."""
+"""LoRA and MDP on a vision-language model: trained weights, saved weights, and the effect of switching them off."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def adapted(kind: str = "llava_onevision", first: str = "lora", **options: Any) 
 
 
 def stir(model: VLMCaptioner) -> None:
-    """Give every trainable parameter another value, as training would."""
+    """Change every trainable parameter, as training would."""
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -61,16 +61,16 @@ def test_lora_trains_the_language_model_only_and_leaves_the_rest_to_full_trainin
             updated += 1
         else:
             assert parameter.requires_grad == (name in trained and not name.startswith(language)), name
-    assert updated == 2 * 7 * 2  # two layers of seven linear ones
+    assert updated == 2 * 7 * 2  # two matrices for each of seven linear modules in two layers
     batch = model.collate(samples())
     model.caption_loss(model.encode(batch), batch).backward()
-    # a parameter without a gradient would stop distributed training
+    # distributed training fails if a parameter has no gradient
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
 @pytest.mark.parametrize("targets", [r".*\.q_proj|.*\.v_proj", r".*\.(q_proj|v_proj)"])
 def test_targets_that_are_one_of_several_stay_within_the_frozen_part(targets: str) -> None:
-    """The tower of this family names its layers as the language model does."""
+    """The vision tower of this family has the same layer names as the language model."""
     model = captioner("llava_onevision")
     model.add_adapter("lora", LoraAdapter, rank=4, alpha=8, targets=targets)
     updated = [name for name, _ in model.built_net.named_parameters() if "lora_" in name]
@@ -187,7 +187,7 @@ def test_settling_makes_sft_the_model_that_the_next_lora_can_be_switched_back_to
     ],
 )
 def test_what_is_merged_into_one_of_two_tied_weights_leaves_the_other(options: dict[str, Any], tmp_path: Path) -> None:
-    """As in Qwen2.5-VL-3B, whose head reads the weights of its embeddings."""
+    """As in Qwen2.5-VL-3B, whose head shares the weights of its embeddings."""
     base = VLMCaptioner(
         architecture={**architecture("qwen2_5_vl"), "tie_word_embeddings": True}, tokenizer=tokenizer("qwen2_5_vl")
     )

@@ -22,7 +22,7 @@ ON_LANGUAGE: dict[str, Any] = {"freeze": ["model", "lm_head"], "targets": r".*la
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of pairs that the tower encodes, call by call."""
+    """Number of pairs in each call of the vision tower."""
     counts: list[int] = []
     stock = Family.image_features
 

@@ -1,4 +1,4 @@
-"""Prompts in chat templates and answers without thoughts; tokenizers and heads of different sizes."""
+"""Prompts in chat templates, answers without reasoning text, and tokenizers and heads of different sizes."""
 
 from __future__ import annotations
 

@@ -46,6 +46,6 @@ def test_the_vocabulary_is_never_in_memory_at_once(tmp_path: Path) -> None:
         launch(Path(__file__).with_name("peak_of_chunks.py"), way, tmp_path / "peak")
         return int((tmp_path / "peak").read_text())
 
-    # pages that the kernel takes back meanwhile make a peak look smaller or larger, so a measurement may be repeated
+    # pages that the kernel reclaims meanwhile can change a measured peak, so the measurement may be repeated
     once = max(peak("once") for _ in range(2))
     assert any(peak("chunks") < 0.4 * once for _ in range(2)), once

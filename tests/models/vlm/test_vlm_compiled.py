@@ -1,4 +1,4 @@
-"""Layers compiled one by one: equal losses, few graphs, one for all lengths and numbers of captions."""
+"""Layers compiled one by one: equal losses with few graphs, shared by all lengths and numbers of captions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tuned(model_type: str, **options: Any) -> VLMCaptioner:
 def steps(
     model: VLMCaptioner, counts: Sequence[int] = (1, 3, 2), reference: bool = True
 ) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Scores of batches of several lengths and numbers of captions, and of the reference; then the gradients."""
+    """Return scores of batches with several lengths and numbers of captions, and the gradients."""
     scores = []
     for captions in counts:
         for words in (0, 1):
@@ -59,7 +59,7 @@ def steps(
 @pytest.mark.parametrize(
     ("model_type", "backend", "options", "max_graphs"),
     [
-        # tracing the backward pass takes ten seconds a graph
+        # tracing the backward pass takes ten seconds per graph
         ("qwen2_5_vl", "aot_eager", {"counts": (2,), "reference": False}, 2),
         ("qwen2_vl", "eager", {}, 5),
         ("qwen3_vl", "eager", {}, 5),
@@ -69,7 +69,7 @@ def steps(
 def test_compiled_layers_give_the_same_losses_with_few_graphs(
     model_type: str, backend: str, options: dict[str, Any], max_graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # graphs are compared here, not the code that a compiler makes of them
+    # the test compares graphs, not the code that a compiler generates from them
     monkeypatch.setattr(nn.Module, "compile", partialmethod(_compile_with, backend))
     expected, expected_gradients = steps(tuned(model_type), **options)
     torch._dynamo.reset()

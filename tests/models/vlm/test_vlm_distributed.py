@@ -28,7 +28,7 @@ LAUNCHED = Path(__file__).with_name("vlm_two_processes.py")
 
 
 def outcome(job: Job) -> dict[str, Any]:
-    """What a job has written; see ``vlm_two_processes.py``."""
+    """Load the results of a job; see ``vlm_two_processes.py``."""
     return torch.load(job.out / f"{job.kind}.pt", weights_only=True, map_location="cpu")
 
 
@@ -42,9 +42,9 @@ def weights_of(path: Path) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of what one process and two train: each of the three starts once and takes one training after another.
+    """Run all jobs, in turn, in one process and in a group of two processes; return the folder of their results.
 
-    ``single`` and ``two`` are in float32, ``bf16`` in bfloat16. ``exact`` and ``low`` begin with a published model,
+    ``single`` and ``two`` are in float32, ``bf16`` in bfloat16. ``exact`` and ``low`` start from a published model,
     ``low`` in bfloat16.
     """
     return made_once(tmp_path_factory, "vlm_distributed", train)
@@ -68,7 +68,7 @@ def train(out: Path) -> None:
         Job("fsdp2-pieces", out / "two", saved=("pretrained",)),
         Job("fsdp2", out / "bf16", "bf16-mixed"),
         Job("fsdp2", **low, saved=("pretrained",)),
-        # the checkpoint of the second is in pieces
+        # the second job saves sharded checkpoints
         Job("fsdp2-pieces", **low, saved=("pretrained",)),
     ]
     launch(LAUNCHED, *map(str, alone))
@@ -80,11 +80,11 @@ def train(out: Path) -> None:
 def test_two_processes_equal_one(kind: str, trained: Path) -> None:
     out, folder = trained / "two", trained / "single"
     result, expected = outcome(Job(kind, out)), outcome(Job("one", folder))
-    # four layers of the tower, two of the language model, the whole and MDP
+    # four layers of the tower, two of the language model, the whole network and MDP
     assert (result["sharded"] >= 8) == (kind == "fsdp2")
     check(kind, out, folder, result, expected)
     weights = weights_of(out / f"{kind}.ckpt")
-    # adapters alone, and a folder to share: written whole from sharded weights
+    # the adapters and the folder of save_pretrained contain full weights, gathered from the shards
     mdp = load_file(out / f"{kind}-adapters" / "mdp" / "adapter.safetensors")
     assert mdp.keys() == {name.removeprefix("adapters.mdp.") for name in weights if name.startswith("adapters.mdp.")}
     for name, value in mdp.items():
@@ -109,7 +109,7 @@ def test_two_sharded_processes_equal_one_in_bfloat16(trained: Path) -> None:
     assert weights.keys() == right.keys()
     for name in weights:
         assert weights[name].dtype == torch.float32, "kept in full precision"
-        torch.testing.assert_close(weights[name], right[name], rtol=1e-3, atol=1e-4, msg=name)  # 4e-5 apart when seen
+        torch.testing.assert_close(weights[name], right[name], rtol=1e-3, atol=1e-4, msg=name)  # 4e-5 when measured
     resumed = weights_of(out / "fsdp2-resumed.ckpt")
     assert all(torch.equal(resumed[name], weights[name]) for name in weights)
     assert list(load_captioner(out / "fsdp2.ckpt").adapters) == ["lora", "mdp"]
@@ -123,7 +123,7 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
     assert alone["reads"] == [1]
     assert all(result["reads"] == [1, 0] for result in two.values()), "the first process alone reads the weights"
     weights, right = weights_of(out / "fsdp2.ckpt"), weights_of(out / "one.ckpt")
-    # what training may have moved, and none of what the folder brings again
+    # the checkpoint contains the weights that may be trained, and not those that the model folder provides
     assert weights.keys() == right.keys()
     moving = {name for name in weights if "lora" in name or "vision_tower" in name or "mdp" in name}
     assert {weights[name].dtype for name in moving} == {torch.float32} and moving <= right.keys()
@@ -133,9 +133,9 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
     stock = VLMCaptioner(model=str(out / "stock"), max_length=6)
     stock.build()
     read = stock.state_dict()
-    for name in frozen:  # dealt out by the first process and gathered again
+    for name in frozen:  # sharded by the first process and gathered again
         assert torch.equal(whole[name], read[base_weight_name(name)].to(torch.bfloat16)), name
-    # bfloat16 turns every step by some per cent: two processes may turn it as far as one does and not much farther
+    # in bfloat16 each step deviates by some per cent: two processes may deviate like one, but not much more
     truth = weights_of(trained / "exact" / "one.ckpt")
     assert truth.keys() == right.keys()
     astray, astray_alone, moved = (
@@ -143,15 +143,15 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
         for a, b in ((weights, truth), (right, truth), (truth, exact["start"]))
     )
     whole_way = {name: norm(result.values()) for name, result in (("two", astray), ("one", astray_alone))}
-    assert norm(moved.values()) > 0.5 and whole_way["one"] < 0.3 * norm(moved.values())  # .67 and .13 when seen
-    assert whole_way["two"] < 1.5 * whole_way["one"], whole_way  # .097 against .133 when seen
+    assert norm(moved.values()) > 0.5 and whole_way["one"] < 0.3 * norm(moved.values())  # .67 and .13 when measured
+    assert whole_way["two"] < 1.5 * whole_way["one"], whole_way  # .097 and .133 when measured
     for name in moving:
-        assert astray[name] < 3 * astray_alone[name] + 1e-6, (name, moved[name])  # 1.8 times when seen
+        assert astray[name] < 3 * astray_alone[name] + 1e-6, (name, moved[name])  # 1.8 times when measured
     for name in right.keys() - moving:
         torch.testing.assert_close(weights[name].float(), right[name].float(), rtol=1e-2, atol=5e-3, msg=name)
     resumed = weights_of(out / "fsdp2-resumed.ckpt")
     assert all(torch.equal(resumed[name], weights[name]) for name in weights)
-    # in pieces, too, and read again by a captioner of one process
+    # the sharded checkpoint contains the same weights; a captioner in one process loads the unsharded one
     pieces = dcp.FileSystemReader(out / "fsdp2-pieces.ckpt").read_metadata().state_dict_metadata
     assert {name.removeprefix("state_dict.") for name in pieces if name.startswith("state_dict.")} == right.keys()
     resumed = load_file(out / "fsdp2-pieces-pretrained" / "model.safetensors")
@@ -164,7 +164,7 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_without_memory_is_the_one_that_is_read(tied: bool, tmp_path: Path) -> None:
-    """What other processes make, to be filled by the first; tied weights as in Qwen2.5-VL-3B."""
+    """The empty model of other processes equals the loaded one except for its data; tied as in Qwen2.5-VL-3B."""
     made = VLMCaptioner(
         architecture={**architecture("qwen2_5_vl"), "tie_word_embeddings": tied}, tokenizer=tokenizer("qwen2_5_vl")
     )
@@ -209,16 +209,16 @@ def test_a_checkpoint_in_pieces_resumes(trained: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="Lightning and torch refuse FSDP1 without a GPU")
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp2-cuda"])
 def test_sharded_on_a_gpu_equals_one(kind: str, trained: Path, tmp_path: Path) -> None:
-    """On all GPUs; with the CPU alone ``fsdp2-alone`` runs what ``fsdp2-cuda`` does."""
+    """Uses all GPUs. On a machine without a GPU, ``fsdp2-alone`` tests the same steps as ``fsdp2-cuda``."""
     job = Job(kind, tmp_path)
-    launch(LAUNCHED, str(job))  # its Trainer starts the processes of all GPUs
+    launch(LAUNCHED, str(job))  # this Trainer starts the processes of all GPUs itself
     result, expected = outcome(job), outcome(Job("one", trained / "single"))
     assert kind == "fsdp1" or result["sharded"] >= 8
     check(kind, tmp_path, trained / "single", result, expected)
 
 
 def check(kind: str, out: Path, reference: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Captions, weights, resumed weights and the captioner that is loaded again."""
+    """Compare captions, weights, resumed weights and the loaded captioner with those of one process."""
     assert [(r["id"], r["caption"]) for r in found["predictions"]] == [
         (r["id"], r["caption"]) for r in expected["predictions"]
     ]

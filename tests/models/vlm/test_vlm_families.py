@@ -1,4 +1,4 @@
-"""Every family: our one look and shared prompt against the stock model run the plain way, decoding, MDP."""
+"""Every family: shared vision pass and prompt compared with the stock model, decoding, and MDP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model_of(kind: str) -> VLMCaptioner:
 
 
 def plain_log_probs(model: VLMCaptioner, sample: PairSample, caption: str) -> Tensor:
-    """Log-probabilities of one caption from the stock forward pass over pixels, by the processor's own inputs."""
+    """Log-probabilities of a caption from the stock forward pass over pixels, with the processor's own inputs."""
     net: Any = model.net
     family, processor = net.family, net.processor
     images = torch.stack([sample.before, sample.after])[None]
@@ -57,7 +57,7 @@ def plain_log_probs(model: VLMCaptioner, sample: PairSample, caption: str) -> Te
 def test_log_probs_equal_the_stock_model_s(kind: str) -> None:
     model = model_of(kind)
     pairs = samples(2)
-    pairs[1].meta["part"] = "long"  # a prompt of another length: padding
+    pairs[1].meta["part"] = "long"  # a prompt of another length, so that there is padding
     batch = model.collate(pairs)
     result = model.log_probs(model.encode(batch), batch.tokens)
     assert (result[..., 0] == 0).all()
@@ -162,7 +162,7 @@ class Prefixes:
 
 
 class Uncached:
-    """The same network without its cache: every step scores the whole prefix anew."""
+    """The same network without its cache: every step recomputes the whole prefix."""
 
     def __init__(self, net: Any) -> None:
         self.net = net
@@ -195,11 +195,11 @@ def test_mdp_changes_nothing_until_it_has_learned(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [name for name in FAMILIES if name != "llava"])
 def test_mdp_sees_the_two_images_of_one_pair(kind: str) -> None:
-    """The difference of a pair of equal images is the same in any company, and swapping a pair swaps its features."""
+    """Features of a pair do not depend on other pairs in the batch; swapping its images swaps their features."""
     model = captioner(kind)
     model.add_adapter("mdp", MDP)
     nn.init.normal_(model.adapters["mdp"].mdp.out.weight)
-    # a symmetric combination of the gated images, so that swapping them swaps what comes out
+    # a symmetric combination of the gated images, so that swapping them swaps the outputs
     for part in model.adapters["mdp"].mdp.scales:
         part.combine.weight.data[:, : part.combine.out_features] = part.combine.weight.data.chunk(3, -1)[1]
         part.combine.weight.data.chunk(3, -1)[2].zero_()
@@ -216,7 +216,7 @@ def test_mdp_sees_the_two_images_of_one_pair(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_image_tokens_are_never_generated(kind: str) -> None:
-    """Some configurations call its id `image_token_index`."""
+    """Some configurations store the id of the image token as `image_token_index`."""
     model = model_of(kind)
     special = model.built_vocabulary.special
     kept = {image_token(model.built_net.model.config), special.pad} - set(special.ends)
@@ -256,7 +256,7 @@ def test_every_part_of_both_images_is_visible(kind: str, size: tuple[int, int]) 
 def test_llava_sees_the_joined_pair_on_a_square_of_the_mean_colour() -> None:
     net: Any = model_of("llava").net
     pair = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    pixels = net.family.pixels(net.model, net.processor, [pair])["pixel_values"][0]  # (3, 32, 32) of 148 x 148
-    # 9 rows of the border, of which resampling mixes the last two with the pair
+    pixels = net.family.pixels(net.model, net.processor, [pair])["pixel_values"][0]  # (3, 32, 32) of 148 x 148 pixels
+    # the border has 9 rows, of which resizing mixes the last two with the pair
     assert pixels[:, :7].abs().max() < 0.01 and pixels[:, -7:].abs().max() < 0.01
     assert pixels[:, 12:20].abs().amin((0, 1)).median() > 0

@@ -1,4 +1,4 @@
-"""LoRA folded into the weights while captions are written."""
+"""LoRA folded into the weights while captions are generated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tuned(**options: Any) -> VLMCaptioner:
 
 
 def test_without_a_lora_peft_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is it elsewhere in describing a pair."""
+    """Generating a caption does not import PEFT in other places either."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "peft"]:
         monkeypatch.delitem(sys.modules, name)
     model = captioner("qwen2_5_vl")

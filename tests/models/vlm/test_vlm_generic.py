@@ -1,4 +1,4 @@
-"""Any published type by name: log-probabilities and greedy decoding equal the stock model's."""
+"""Any published model type by name: log-probabilities and greedy decoding equal those of the stock model."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_log_probs_equal_the_stock_model_s(kind: str, model_of: Any) -> None:
             net.scoring = way
             result = model.log_probs(model.encode(batch), batch.tokens)
             for (b, k), right in expected.items():
-                # padding and caches move where the chunks of a gated delta net begin, and with them its rounding
+                # padding and caches shift the chunk boundaries of a gated delta net, and with them its rounding
                 atol = 1e-4 if kind.startswith("qwen3_5") else 1e-5
                 torch.testing.assert_close(result[b, k, 1 : len(right) + 1], right, rtol=1e-5, atol=atol, msg=way)
 
@@ -262,7 +262,7 @@ def test_mdp_requires_a_family(model_of: Any) -> None:
 def test_deep_models_in_16_bits_may_differ_as_much_as_from_themselves(
     off: float, rounding: float, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen on an H100: the stock Qwen2.5-VL-3B with random weights in bfloat16 and ``plain`` differ by 0.23 nats."""
+    """Measured on an H100 in bfloat16: stock Qwen2.5-VL-3B with random weights and ``plain`` differ by 0.23 nats."""
     net: Any = captioner("llava_onevision").net
     net.to(torch.bfloat16)
     assert checking.stock_rounding(net) < checking.TOLERANCE[torch.bfloat16]

@@ -1,4 +1,4 @@
-"""Vision-language models on a GPU: exact scores, precisions, memory. What the CPU can run of it runs there, too."""
+"""Vision-language models on a GPU: exact scores, precisions, memory. Some tests also run on the CPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exact() -> Iterator[None]:
 
 
 def stirred(kind: str, std: float) -> VLMCaptioner:
-    """Random captioner whose answers depend on the pair, with differences that 16 bits still resolve."""
+    """Random captioner whose answers depend on the pair, with differences larger than 16-bit rounding."""
     model = captioner(kind)
     for name, parameter in model.built_net.named_parameters():
         if parameter.ndim > 1 and "embed" not in name:
@@ -46,9 +46,9 @@ def stirred(kind: str, std: float) -> VLMCaptioner:
 
 @torch.no_grad()
 def scores_of(model: VLMCaptioner, device: str) -> dict[str, Tensor]:
-    """Log-probabilities of all words by the stock model and by each way of scoring, one after the other."""
+    """Log-probabilities of all words, in sequence, by the stock model and by each scoring method."""
     pairs = samples(2)
-    pairs[1].meta["part"] = "long"  # another length of prompt: padding
+    pairs[1].meta["part"] = "long"  # a prompt of another length, so that there is padding
     batch = model.collate(pairs).to(device)
     rows = [(b, k, caption) for b, pair in enumerate(pairs) for k, caption in enumerate(pair.captions)]
     lengths = [len(model.tokenize([caption])[0]) for _, _, caption in rows]
@@ -76,7 +76,7 @@ def test_all_ways_of_scoring_equal_the_stock_model(kind: str, device: str) -> No
     rounding = (low["stock"] - whole["stock"]).abs().max()
     assert 0 < rounding < 0.2
     for way in SCORING_METHODS:
-        # as far from full precision as the stock model itself is in 16 bits, at most twice
+        # the error is at most twice that of the stock model in 16 bits
         assert (low[way] - whole["stock"]).abs().max() <= 2 * rounding, way
     model.built_net.scoring = "auto"
     assert pick_scoring(model.built_net) == "packed"
@@ -112,7 +112,7 @@ def test_batched_greedy_equals_generate(kind: str, device: str) -> None:
 
 
 class Keep(Callback):
-    """Keeps trainable weights as they start, and the gradients of the first step."""
+    """Records the initial trainable weights and the gradients of the first step."""
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.before = {name: p.detach().clone() for name, p in pl_module.named_parameters() if p.requires_grad}
@@ -155,7 +155,7 @@ def test_what_trains_in_16_bits_is_whole_moves_and_has_the_same_gradients(
     assert {p.dtype for p in trains.values()} == {torch.float32}
     assert {p.dtype for name, p in now.items() if name not in trains} == {torch.bfloat16}
     moved = {name: float((p.to(device) != keep.before[name]).float().mean()) for name, p in trains.items()}
-    # lora_A moves once lora_B, zero at first, has
+    # lora_A changes only after lora_B, which is 0 at first
     assert min(share for name, share in moved.items() if "lora_A" not in name) > 0.9 and min(moved.values()) > 0
     _, right = trained(stock, tmp_path, device, "32-true", 1)
     assert keep.gradients.keys() == right.gradients.keys()
@@ -195,7 +195,7 @@ def test_log_probs_by_chunks_take_less_memory(way: str, monkeypatch: pytest.Monk
         assert states.grad is not None and head.weight.grad is not None
         return [result.detach(), states.grad, head.weight.grad.clone()], peak
 
-    outcome("once")  # memory that cuBLAS takes once
+    outcome("once")  # cuBLAS allocates its workspaces in the first run
     (expected, once), (result, little) = outcome("once"), outcome(way)
     for mine, right in zip(result, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
@@ -228,7 +228,7 @@ SIDE = 448
 
 
 class Peak(Callback):
-    """Memory after a step and the most within it."""
+    """Records the memory after a step and the peak within it."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.held, self.most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()

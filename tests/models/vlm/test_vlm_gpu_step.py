@@ -1,4 +1,4 @@
-"""Training steps on a GPU: no wait for the device, segments in one call, compiled layers."""
+"""Training steps on a GPU: no synchronisation with the device, segments in one call, compiled layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_idc.models.vlm.windows import SEGMENTS
 
 
 class Waits(Callback):
-    """Raises where a forward pass waits for the device, from the second step on; the backward pass does wait."""
+    """Raises if a forward pass after the first step waits for the device; the backward pass does wait."""
 
     def on_train_batch_start(self, trainer: Any, *unused: Any) -> None:
         if trainer.global_step:
@@ -33,7 +33,7 @@ class Waits(Callback):
 
 @pytest.fixture(autouse=True)
 def without_debug_mode() -> Iterator[None]:
-    """A test that fails must not leave the mode to the next ones."""
+    """Reset the debug mode after each test, so that a failing test does not affect the next ones."""
     yield
     if torch.cuda.is_available():
         torch.cuda.set_sync_debug_mode("default")

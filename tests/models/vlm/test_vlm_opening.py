@@ -1,4 +1,4 @@
-"""Published models opened by name, asked, saved, and given to other programs."""
+"""Published models are opened by name, prompted, saved, and used by other programs."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_template_that_leaves_out_the_images_is_refused(stock: Path) -> None:
 
 
 def test_a_model_that_takes_one_image_is_refused(stock: Path, tmp_path: Path, capsys: Any) -> None:
-    """By its template, as published models of one image do."""
+    """The chat template rejects two images, as in published models for single images."""
     shutil.copytree(stock, tmp_path / "one")
     refusal = "{% if messages[0]['content'] | selectattr('type', 'eq', 'image') | list | length > 1 %}"
     refusal += "{{ raise_exception('only one image is supported') }}{% endif %}<|image_pad|>"
@@ -246,7 +246,7 @@ def test_a_saved_lora_names_its_base(stock: Path, tmp_path: Path) -> None:
 
 
 class LocalHub:
-    """What ``push_to_hub`` asks of the hub, in a folder."""
+    """Stands in for the hub client of ``push_to_hub`` and writes into a folder."""
 
     place: Path
 
@@ -293,7 +293,7 @@ def test_what_is_pushed_is_whole_and_has_a_card(
         )
     (code,) = [part.removeprefix("python\n") for part in card.text.split("```")[1::2]]
     compile(code, "card", "exec")
-    # the very steps of the card, with the folder in place of the hub's
+    # the steps of the model card, with the local folder in place of the repository
     if layout == "captioner":
         again: Any = load_captioner(pushed)
     else:
@@ -323,7 +323,7 @@ def test_what_cannot_be_pushed_raises_an_error_before_the_upload(stock: Path) ->
 def test_a_lora_of_another_program_is_opened_on_its_base(
     names: str, stock: Path, tmp_path: Path, images: tuple[Path, Path]
 ) -> None:
-    """Oracle: PEFT's own model on the same base, written by PEFT."""
+    """Oracle: the same model, merged and saved by PEFT."""
     from safetensors.torch import load_file, save_file
 
     import lightning_idc
@@ -368,7 +368,7 @@ def test_saved_adapters_are_opened_on_their_base(stock: Path, tmp_path: Path, im
 
 
 def _tuned_by_peft(base: Path | str, folder: Path, new_tokens: int = 0, **options: Any) -> Any:
-    """PEFT's model with random updates, which PEFT saved to a folder."""
+    """Create a PEFT model with random updates, save it to a folder and return it."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForImageTextToText
 
@@ -387,7 +387,7 @@ def _tuned_by_peft(base: Path | str, folder: Path, new_tokens: int = 0, **option
 
 @pytest.fixture(scope="module")
 def tied(stock: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stock model with its embeddings as the head."""
+    """The stock model with its head tied to its embeddings."""
     from transformers import AutoModelForImageTextToText
 
     folder = tmp_path_factory.mktemp("tied")
@@ -415,7 +415,7 @@ def tied(stock: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_adapters_of_peft_compute_what_peft_computes(
     base: str, options: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Opened, and merged into a model; oracle: PEFT's own layers, which are not merged, in the network."""
+    """Adapters are opened, and merged into a model. Oracle: the network with PEFT's own, unmerged layers."""
     import lightning_idc
 
     folder = request.getfixturevalue(base)
@@ -481,7 +481,7 @@ def test_a_missing_shard_is_named(stock: Path, tmp_path: Path) -> None:
 def test_a_lora_on_the_hub_is_opened_on_its_base_on_the_hub(
     stock: Path, tmp_path: Path, images: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a network, from a cache; the configuration of the LoRA names the revision of its base."""
+    """Works offline, from a cache; the configuration of the LoRA specifies the revision of its base."""
     from huggingface_hub import constants
 
     import lightning_idc

@@ -1,4 +1,4 @@
-"""The plan of a run equals what the run then holds, byte for byte."""
+"""The planned memory of a run equals its measured memory, to the byte."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_plan_is_what_a_step_holds(precision: str, stock: Path, tmp_path: Pa
 
 
 class Scale(Adapter):
-    """Scales the last hidden states; costs a million operations."""
+    """Scales the last hidden states; declares a cost of a million operations."""
 
     def install(self, net: nn.Module) -> None:
         self.scale = nn.Parameter(torch.ones(32))

@@ -1,4 +1,4 @@
-"""Frozen weights low, trained ones float32: what trains moves, frozen weights are cast once."""
+"""Low precision for frozen weights, float32 for trained ones: all trained weights change, frozen ones are cast once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Keep(Callback):
-    """Keeps what trainable weights were before the first step."""
+    """Records the trainable weights before the first step."""
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.before = {name: p.detach().clone() for name, p in pl_module.named_parameters() if p.requires_grad}
@@ -67,7 +67,7 @@ def test_all_that_trains_moves(precision: Any, dtype: str, stock: Path, tmp_path
     for name, before in keep.before.items():
         parts |= {part: count + 1 for part, count in parts.items() if part in name}
         if "lora_A" in name or "mdp" in name:
-            continue  # moves once what follows it, zero at first, has moved
+            continue  # changes only after the next layer, which is 0 at first
         assert (now[name] != before).float().mean() > 0.9, name
     assert min(parts.values()) > 0
     assert all((now[name] != before).any() for name, before in keep.before.items())
@@ -82,7 +82,7 @@ def test_trained_weights_of_16_bits_are_refused(options: dict[str, Any], stock: 
 
 
 class Casts(TorchDispatchMode):
-    """Counts copies to another precision of tensors of given shapes."""
+    """Counts conversions of tensors with given shapes to another precision."""
 
     def __init__(self, shapes: set[torch.Size]) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_frozen_weights_are_not_cast_at_each_call(stock: Path, tmp_path: Path) -
                     model.generate(features, max_length=length)
                 of_lengths.append(casts.count)
         counts[precision] = of_lengths[1] - of_lengths[0]
-    # folding a LoRA into its layers casts them once for all tokens
+    # a LoRA that is folded into its layers is cast once for all tokens
     assert counts["bf16-mixed"] == 0 and counts[32] > 20
 
 

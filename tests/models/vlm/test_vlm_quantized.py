@@ -1,4 +1,4 @@
-"""Weights in 4 and 8 bits by bitsandbytes and torchao: read, described with, tuned by LoRA, kept."""
+"""Weights in 4 and 8 bits by bitsandbytes and torchao: loading, captioning, LoRA training and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lightning_idc.models.vlm.published import QUANTIZED, quantization
 from lightning_idc.utils.errors import ConfigError
 
 CLOSE = {"4bit": 0.1, "8bit": 0.05, "int4": 0.1, "int8": 0.02}
-"""Largest relative errors of scores."""
+"""Largest allowed relative errors of scores."""
 
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny Qwen2.5-VL whose widths can be grouped by 32."""
+    """Tiny Qwen2.5-VL whose widths are multiples of 32."""
     wide: dict[str, Any] = architecture("qwen2_5_vl")
     text, vision = dict(ARCHITECTURES["qwen2_5_vl"]["text_config"]), dict(wide["vision_config"])
     text |= {"hidden_size": 64, "intermediate_size": 64}
@@ -65,7 +65,7 @@ def test_quantized_weights_are_close_and_tuned_by_lora_alone(
     error = ((scores(model) - whole).abs() / whole.abs().clamp(min=1)).max()
     assert 0 < error < CLOSE[kind]
     if kind == "int4":
-        return  # for captions alone
+        return  # only for captioning
 
     seed_everything(1, verbose=False)
     tuned = VLMCaptioner(
@@ -119,7 +119,7 @@ def test_training_on_int4_is_refused(stock: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["4bit", "8bit", "int8"])
 def test_lora_is_not_merged_into_quantized_weights(kind: str, stock: Path, tmp_path: Path) -> None:
-    """Oracle: the way that the message names, over weights that are not quantized."""
+    """Oracle: merging into weights that are not quantized, as the error message recommends."""
     pytest.importorskip(QUANTIZED[kind])
     model: Any = open_captioner(str(stock), device="cpu", dtype="float32", quantize=kind)  # type: ignore[arg-type]
     model.add_adapter("lora", LoraAdapter, rank=2, alpha=4)

@@ -43,7 +43,7 @@ def test_samples_of_a_prompt_that_is_read_once_have_the_distribution_of_generate
     length = inputs["input_ids"].shape[1]
 
     def following(tokens: list[int]) -> dict[int, float]:
-        """Probabilities of the next token by the stock model, which reads everything anew."""
+        """Probabilities of the next token by the stock model, which recomputes the whole sequence."""
         extended = dict(inputs)
         more = torch.tensor([tokens], dtype=torch.long)
         extended["input_ids"] = torch.cat([inputs["input_ids"], more], 1)
@@ -95,7 +95,7 @@ def test_samples_of_a_prompt_that_is_read_once_have_the_distribution_of_generate
         for caption, chance in expected.items():
             # 5 standard deviations of a binomial
             assert abs(said[caption] / COUNT - chance) <= 5 * (chance * (1 - chance) / COUNT) ** 0.5 + 1e-3, caption
-    # log-probabilities are the model's own, teacher-forced
+    # the returned log-probabilities equal the model's own in teacher forcing
     ids = result.ids[COUNT]
     tokens = torch.tensor([[[special.bos, *ids]]] * 2)
     with torch.no_grad():

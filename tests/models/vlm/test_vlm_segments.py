@@ -26,7 +26,7 @@ class Attentions(TorchDispatchMode):
 
 
 def encoded(model: Any, size: int) -> tuple[Tensor, int]:
-    """Features of two pairs, and how often attention was called."""
+    """Return the features of two pairs and the number of attention calls."""
     batch = model.collate(samples(2, size))
     with torch.no_grad(), Attentions() as mode:
         return model.encode(batch).memory, mode.calls

@@ -1,4 +1,4 @@
-"""Pairs of ten sizes in one folder: batches of them train and predict as pairs one by one do; workers prepare them."""
+"""Pairs of ten sizes in one folder: batches train and predict like single pairs; workers prepare the inputs."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def test_a_step_on_ten_sizes_equals_ten_steps_accumulated(
     def weights(batch_size: int, workers: int) -> dict[str, Tensor]:
         seed_everything(3, workers=True, verbose=False)
         model = stirred(kind)
-        model.built_net.scoring = "packed"  # the check on first use makes a pair up
+        model.built_net.scoring = "packed"  # the check on first use would create a pair in this process
         if workers:
-            # the training process must not resize or cut an image
+            # resizing and cropping must happen in workers, not in the training process
             pid, family = os.getpid(), type(model.built_net.family)
             pixels = family.pixels
 
@@ -127,7 +127,7 @@ def test_sizes_come_from_headers_and_group_batches(folder: Path, tmp_path: Path)
     for side in ("before", "after"):
         (tmp_path / side).mkdir()
         exif = Image.Exif()
-        exif[0x0112] = 6  # turned by a quarter
+        exif[0x0112] = 6  # rotated by 90 degrees
         Image.new("RGB", (40, 24)).save(tmp_path / side / "a.jpg", exif=exif)
     turned = FolderPairs(root=tmp_path, shares=(0, 0, 1)).pairs_of("predict")
     assert turned.image_size(0) == tuple(turned.load(0).before.shape[1:]) == (40, 24)

@@ -1,4 +1,4 @@
-"""What a random vision-language model can start from: a tower that names cells, a language model that has read."""
+"""Starting points of a random vision-language model: a tower trained to classify cells, a trained language model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_model_sees_with_the_tower_that_named_cells(kind: str, tmp_path: Pat
 
 
 def test_cells_are_named_row_by_row() -> None:
-    """A vertical edge changes the features of columns, not of rows: position by position, without attention."""
+    """Without attention, a vertical edge changes the features of some columns, but the same in all rows."""
     torch.manual_seed(0)
     tower = VisionTower(architecture("llava_onevision")).eval()
     for layer in tower.tower.encoder.layers:
@@ -87,7 +87,7 @@ def test_towers_without_a_grid_and_images_of_another_size_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a small causal language model with a tokenizer of its own."""
+    """Save a small causal language model and its own tokenizer; return the folder."""
     from tokenizers import Tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -125,7 +125,7 @@ def test_outputs_equal_those_of_the_language_model(reader: Path, kind: str) -> N
     with torch.no_grad():
         expected = AutoModelForCausalLM.from_pretrained(reader)(input_ids=ids).logits
         result = model.net.model(input_ids=ids).logits  # type: ignore[union-attr]
-    # the tokens of the images came on top
+    # the vocabulary of the captioner also has the image tokens
     assert result.shape[-1] > expected.shape[-1]
     torch.testing.assert_close(result[..., : expected.shape[-1]], expected, rtol=1e-5, atol=1e-5)
 
@@ -152,7 +152,7 @@ def test_a_later_stage_takes_the_language_model_from_its_checkpoint(reader: Path
     made = {name: value for name, value in architecture("llava_onevision").items() if name != "text_config"}
     later = VLMCaptioner(architecture=made, language_model="gone/away", init_from=str(tmp_path / "a.ckpt"))
     later.build()
-    # the command line gives a test what the checkpoint knows and the configuration does not say
+    # when testing, the command line takes from the checkpoint what the configuration does not specify
     told = {name: first.hparams[name] for name in ("tokenizer", "text_config")}
     tested = VLMCaptioner(architecture=made, language_model="gone/away", **told)
     tested.build()

@@ -1,4 +1,4 @@
-"""Decoding with a static cache. Oracle: the same captioner with a cache that grows."""
+"""Decoding with a static cache. Oracle: the same captioner with a growing cache."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LENGTH = 8
 
 
 def features_of(model: VLMCaptioner, count: int) -> PairFeatures:
-    """Features of pairs whose prompts differ in length."""
+    """Encode pairs whose prompts differ in length."""
     pairs = samples(count)
     pairs[0].meta["part"] = "long"
     return model.encode(model.collate(pairs))
 
 
 def generated(model: VLMCaptioner) -> list[Any]:
-    """Tokens of greedy decoding, beam search and sampling, for a batch and a smaller one."""
+    """Results of greedy decoding, beam search and sampling, for a batch and for a smaller one."""
     results = []
     with torch.no_grad():
         for count in (3, 2):
@@ -73,7 +73,7 @@ def test_all_steps_share_one_graph(kind: str) -> None:
     torch._dynamo.reset()
     counters.clear()
     with torch.no_grad():
-        # the largest batch first: buffers grow with the number of hypotheses
+        # the largest batch comes first, because buffers grow with the number of hypotheses
         model.decoder.sample(features_of(model, 3), 4, max_length=LENGTH)
         assert generated(model) == expected
     with torch.inference_mode():
@@ -83,7 +83,7 @@ def test_all_steps_share_one_graph(kind: str) -> None:
 
 
 def trained(folder: Path, ckpt: Path | None = None, **options: Any) -> VLMCaptioner:
-    """A captioner after four steps of GRPO with LoRA, validated every second step."""
+    """Train a captioner with LoRA for four steps of GRPO, with validation every second step."""
     seed_everything(1, verbose=False)
     model = captioner("qwen2_5_vl", **options).train()
     lora = LoRA(rank=2, alpha=4, freeze=["model", "lm_head"])

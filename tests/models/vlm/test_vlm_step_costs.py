@@ -1,4 +1,4 @@
-"""What a training step asks of the host: operators, reads from the device; and what it costs by torch's count."""
+"""Costs of a training step: operators, reads from the device, and floating-point operations counted by torch."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ METHODS = (Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor._
 
 
 class Reads(Callback):
-    """Notes reads from tensors between the start of a batch and the optimizer's step.
+    """Records reads from tensors between the start of a batch and the optimizer's step.
 
-    The method `tolist` passes no dispatcher on a CPU, so calls of methods are recorded, too; transformers reads the
-    sizes of images in `get_image_features`, from a tensor that stays on the CPU.
+    On a CPU the method `tolist` bypasses the dispatcher, so method calls are recorded, too. Reads in
+    `get_image_features` are ignored: there, transformers reads image sizes from a tensor that stays on the CPU.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ def _note(reads: list[str], name: str) -> None:
     while frame.f_back and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
         frame = frame.f_back
     path, function = frame.f_code.co_filename, frame.f_code.co_name
-    # methods draw captions on the host
+    # methods sample captions on the host
     if function != "get_image_features" and "/lightning_idc/methods/" not in path:
         reads.append(f"{name} in {Path(path).name}:{frame.f_lineno} {function}")
 
@@ -88,12 +88,12 @@ def _note(reads: list[str], name: str) -> None:
 def test_a_step_reads_nothing_from_the_device(
     model_type: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # on a CPU the loss is checked at once, on an accelerator one step later
+    # on a CPU, the loss is checked at once; on an accelerator, one step later
     monkeypatch.setattr(LossCheck, "update", lambda *unused: None)
     seed_everything(1, verbose=False)
     model = captioner(model_type, captions_per_pair=2 if kind == "two captions" else 1, scoring="packed")
     reads = Reads()
-    # the first hook of a batch and the last before the optimizer are those of the last callback
+    # as the last callback, Reads starts after the other callbacks at a batch start and stops after them before the step
     callbacks: list[Callback] = [LoRA(rank=2, alpha=4, targets=LANGUAGE, freeze=["model", "lm_head"])]
     if kind == "preferences":
         callbacks.append(PreferenceOptimization(reference=AdaptersOff()))
@@ -110,7 +110,7 @@ def test_a_step_reads_nothing_from_the_device(
 
 
 class Operators(TorchDispatchMode):
-    """Counts operators that are no views."""
+    """Counts operators except views."""
 
     count = 0
 
@@ -120,7 +120,7 @@ class Operators(TorchDispatchMode):
 
 
 def small_qwen(depth: int = 2, layers: int = 2) -> VLMCaptioner:
-    """Qwen2.5-VL of the published patches and windows, and of small width."""
+    """Create a narrow Qwen2.5-VL with the published patch and window sizes."""
     config = architecture("qwen2_5_vl")
     tower = {"depth": depth, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
     config["vision_config"] = {**tower, "fullatt_block_indexes": [depth - 1]}
@@ -147,7 +147,7 @@ def test_a_block_of_the_tower_takes_few_operators_however_many_pairs() -> None:
 
 
 def operators_of_a_step(layers: int) -> int:
-    """Operators of forward and backward pass with LoRA under autocast."""
+    """Count the operators of a forward and backward pass with LoRA under autocast."""
     model = small_qwen(layers=layers)
     LoraAdapter(rank=2, alpha=4, targets=LANGUAGE, freeze=["model", "lm_head"]).install(model.built_net)
     set_precision(model.built_net, torch.bfloat16)
@@ -165,7 +165,7 @@ def test_a_layer_with_lora_takes_few_operators() -> None:
 
 
 def operators_of_decoding(layers: int, is_static: bool) -> int:
-    """Operators of one step of decoding with a merged LoRA."""
+    """Count the operators of one decoding step with a merged LoRA."""
     model = small_qwen(layers=layers).eval()
     LoraAdapter(rank=2, alpha=4, targets=LANGUAGE, freeze=["model", "lm_head"]).install(model.built_net)
     tokens = torch.ones(2, dtype=torch.long)
@@ -187,7 +187,7 @@ def test_a_token_takes_few_operators(is_static: bool, in_a_layer: int, outside: 
 
 
 def saved_bytes_of_a_token(layers: int) -> float:
-    """Bytes per token that the forward pass with LoRA stores for the backward pass, without the weights."""
+    """Bytes per token that the forward pass with LoRA saves for the backward pass, without the weights."""
     model = small_qwen(layers=layers)
     LoraAdapter(rank=2, alpha=4, targets=LANGUAGE, freeze=["model", "lm_head"]).install(model.built_net)
     set_precision(model.built_net, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""VLMCaptioner with a Trainer, its checkpoints, and where models come from."""
+"""VLMCaptioner with a Trainer, its checkpoints, and the sources of its models."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_checkpoints_leave_frozen_weights_to_the_model_they_came_from(tmp_path: 
     for name, value in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
 
-    # a later stage that freezes what was trained, or merges, must save it: `model` does not bring it
+    # if a later stage freezes or merges trained weights, its checkpoint must contain them, because `model` does not
     later = from_folder(tmp_path / "stock", init_from=str(tmp_path / "sft.ckpt"), merge_adapters=True)
     fit(later, [LoRA(rank=2, alpha=4, name="dpo")], tmp_path, max_steps=0)
     later.net.requires_grad_(False)  # type: ignore[union-attr]
@@ -217,7 +217,7 @@ def test_weights_that_a_sharded_checkpoint_must_bring_are_missed(tmp_path: Path)
     model = VLMCaptioner(model=str(tmp_path), max_length=6)
     model.build()
     kept = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    # under a mesh Lightning has read the weights when this is called, and skipped those that were not there
+    # under a mesh, Lightning has already loaded the weights at this point and skipped missing ones
     model._device_mesh = object()  # type: ignore[assignment]
     assert not model.strict_loading
     model.on_load_checkpoint({"weights": kept})

@@ -1,4 +1,4 @@
-"""Run by test_vlm_distributed.py: train M3Diff on one or more processes, resume it, write what came out."""
+"""Run by test_vlm_distributed.py: train M3Diff on one or more processes, resume it, and save the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_idc.models.vlm.module import VLMCaptioner
 
 
 class Stir(Callback):
-    """Give every trainable weight a value of its own place, so that a lost or swapped shard shows."""
+    """Changes every trainable weight by its own random values, so that a lost or swapped shard is visible."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -32,7 +32,7 @@ class Stir(Callback):
 
 
 class Start(Callback):
-    """Keep the weights that training begins with."""
+    """Records the weights at the start of training."""
 
     def __init__(self) -> None:
         self.weights: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def model_and_data(processes: int, stock: Path) -> tuple[VLMCaptioner, ColorPair
 
 
 READ: list[Any] = []
-"""Models whose weights this process has read from files."""
+"""Arguments of the calls with which this process has read weights from files."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class Job:
 
     Args:
         kind: strategy, as in :func:`trainer_of`.
-        out: folder of what comes out; a folder ``stock`` in it is the model that training begins with.
-        saved: what is written apart from checkpoints: ``adapters``, ``pretrained``.
+        out: output folder; training starts from the model in its folder ``stock``, if there is one.
+        saved: outputs besides checkpoints: ``adapters``, ``pretrained``.
     """
 
     kind: str
@@ -133,7 +133,7 @@ def count_reads() -> None:
 
 
 def run(kind: str, precision: Any, out: Path, saved: tuple[str, ...]) -> None:
-    # every checkpoint gathers all shards, which takes longer than a step: at the half and at the end
+    # every checkpoint gathers all shards, which takes longer than a step, so only two are saved
     saver = ModelCheckpoint(out, filename=f"{kind}-{{step}}", every_n_train_steps=2, save_top_k=-1)
     start = Start()
     trainer = trainer_of(kind, precision, out, Stir(), saver, *([start] if kind == "one" else []))
@@ -146,7 +146,7 @@ def run(kind: str, precision: Any, out: Path, saved: tuple[str, ...]) -> None:
     if trainer.is_global_zero:
         result = {"predictions": model.predictions, "sharded": _sharded(model), "reads": reads, "start": start.weights}
         torch.save(result, out / f"{kind}.pt")
-    if kind != "fsdp1":  # outside of its own saving FSDP1 shows flattened pieces of weights
+    if kind != "fsdp1":  # FSDP1 returns flattened shards except when it saves a checkpoint itself
         if "adapters" in saved:
             model.save_adapters(out / f"{kind}-adapters")
         if "pretrained" in saved:
@@ -158,7 +158,7 @@ def run(kind: str, precision: Any, out: Path, saved: tuple[str, ...]) -> None:
 
 
 def _sharded(model: VLMCaptioner) -> int:
-    """Number of modules that hold only their share of the weights."""
+    """Number of modules that hold only their own shard of the weights."""
     from torch.distributed.fsdp import FSDPModule
 
     return sum(isinstance(part, FSDPModule) for part in model.modules())

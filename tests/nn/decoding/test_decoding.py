@@ -16,7 +16,7 @@ from lightning_idc.nn.vocabulary import BOS, EOS, SpecialIds
 
 
 class TextNet:
-    """`CaptionNet` of a decoder only, on random features."""
+    """`CaptionNet` with a decoder only, for random features."""
 
     def __init__(self, words: int, end: float, sharpness: float = 3.0, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -70,7 +70,7 @@ def test_greedy_equals_uncached(seed: int) -> None:
 @pytest.mark.parametrize(("beams", "penalty"), [(2, 1.0), (4, 1.0), (4, 0.0), (5, 0.6)])
 @torch.no_grad()
 def test_beam_search_equals_uncached(beams: int, penalty: float) -> None:
-    # without a penalty short sentences win, so the end must be less likely for lengths to differ
+    # without a length penalty, short captions win; a less likely end token makes their lengths differ
     net, features = TextNet(30, end=2.0 if penalty else -1.0), make_features(20)
     cached = beam_search(net, features, 12, beams=beams, length_penalty=penalty)
     reference = beam_search_uncached(net, features, 12, beams=beams, length_penalty=penalty)
@@ -81,7 +81,7 @@ def test_beam_search_equals_uncached(beams: int, penalty: float) -> None:
 
 
 def plain_beams(net: TextNet, features: PairFeatures, max_length: int, beams: int, penalty: float) -> list[int]:
-    """Beam search of one pair with lists: no cache, no bound on the scores, nothing shared between prefixes."""
+    """Beam search of one pair with lists: no cache, no bound on the scores, no computation shared between prefixes."""
     prefixes: list[tuple[list[int], torch.Tensor]] = [([BOS], torch.zeros(()))]
     finished: list[tuple[float, list[int]]] = []
     for length in range(1, max_length + 1):
@@ -139,7 +139,7 @@ def test_beams_share_memory_and_finished_pairs_leave_the_batch() -> None:
 
 
 def rows_of_steps(net: TextNet) -> list[int]:
-    """List to which each further step of the network appends its number of rows."""
+    """Return a list to which every further step of the network appends its number of rows."""
     rows: list[int] = []
     step = net.step
 
@@ -231,7 +231,7 @@ def test_wide_beam_search_finds_most_likely_caption(penalty: float) -> None:
 
 @torch.no_grad()
 def test_more_beams_find_more_likely_captions() -> None:
-    # a wider beam may lose by pruning only; with these weights it does not
+    # pruning can make a wider beam worse, but does not with these weights
     net, features = TextNet(30, end=1.0), make_features(20)
     totals = []
     for beams in (1, 8):

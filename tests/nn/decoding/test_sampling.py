@@ -74,7 +74,7 @@ def test_samples_follow_distribution_of_network(temperature: float, top_p: float
         for caption, p in expected.items():
             # 4.5 standard deviations of a binomial
             assert abs(counts[caption] / count - p) <= 4.5 * (p * (1 - p) / count) ** 0.5 + 1e-9, caption
-    # log-probabilities are those of the network, at any temperature
+    # log-probabilities do not depend on the temperature
     ids = samples.ids[0]
     steps = zip([SpecialIds().bos, *ids], ids, strict=False)
     log_probs = [float(net.table[0, previous].log_softmax(-1)[token]) for previous, token in steps]
