@@ -118,7 +118,7 @@ def test_two_processes_go_on_where_two_were_killed(
     same(lines(tmp_path / "predictions.jsonl"), reference)
 
 
-def test_what_was_done_before_the_end_is_not_done_again(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_kill_before_the_file_is_written_repeats_one_pair(checkpoint: Path, tmp_path: Path) -> None:
     """Killed after the last pair, before the file is written: one pair is repeated, as Lightning skips an empty run."""
     data = TinyPairs(batch_size=4)
     predict(tmp_path, checkpoint, data)

@@ -98,6 +98,8 @@ def test_a_module_in_this_folder_is_imported_only_when_it_is_named(
 ) -> None:
     monkeypatch.setattr("sys.path", [place for place in __import__("sys").path if place])
     monkeypatch.setenv("LIGHTNING_IDC_IMPORT", "")
+    assert main(["list", "recipes"]) == 0
+    assert not (folder / "PWNED").exists()
     assert main(["list", "recipes", "--import", "evil_mod"]) == 0
     assert (folder / "PWNED").exists()
     assert main(["list", "recipes", "--import", "nowhere_to_be_found"]) == 1

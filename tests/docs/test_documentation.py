@@ -135,14 +135,18 @@ def test_every_page_can_be_reached_from_the_navigation() -> None:
 
 def test_links_between_files_lead_somewhere() -> None:
     """Checks links within the repository; links of the site are checked when it is built."""
+    seen = 0
     for source, text in written().items():
         for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)", text):
             if "://" not in target and not target.startswith("mailto:"):
                 assert (ROOT / source).parent.joinpath(target).exists(), f"{source}: {target}"
+                seen += 1
+    assert seen > 40, "links are not recognised"
 
 
 def test_files_that_pages_name_are_there() -> None:
     """Checks paths in the text, and the first column of tables of files."""
+    seen = 0
     for source, text in written().items():
         homes = (ROOT, (ROOT / source).parent, ROOT / "lightning_idc")
         cells = re.findall(r"^\| (`[\w/.]+\.py`(?:, `[\w/.]+\.py`)*) \|", text, re.MULTILINE)
@@ -150,6 +154,8 @@ def test_files_that_pages_name_are_there() -> None:
         named |= set(re.findall(r"`((?:[\w.]+/)+\w+\.py)`", text))
         lost = [name for name in sorted(named) if not any((home / name).is_file() for home in homes)]
         assert not lost or source == "CHANGELOG.md", f"{source}: there is no file {', '.join(lost)}"
+        seen += len(named)
+    assert seen > 40, "paths are not recognised"
 
 
 @pytest.mark.slow

@@ -129,4 +129,5 @@ def test_agents_md_names_what_is_there() -> None:
     paths += re.findall(r"pytest -q (\S+)", text)
     assert len(paths) >= 8 and not [path for path in paths if not (ROOT / path).exists()]
     errors = importlib.import_module("lightning_idc.utils.errors")
-    assert all(hasattr(errors, name) for name in re.findall(r"`(\w+Error)`", text))
+    names = re.findall(r"`(\w+Error)`", text)
+    assert names and all(hasattr(errors, name) for name in names)

@@ -124,9 +124,9 @@ def blend(before: Tensor, after: Tensor, forward_flow: Tensor, backward_flow: Te
     """Frame halfway between two images, from the optical flow between them.
 
     I = H * warped before + (1 - H) * warped after (ProCap, section 3.1.1). The flows from the middle to both ends are
-    those of Jiang et al. 2018, Eq. 4, at t = 1/2. The mask H weighs each image by the consistency of its forward and
-    backward flow, so that occluded pixels come from the other image. The residual image of the paper is left out, as it
-    is the output of a trained network.
+    those of Jiang et al. 2018, Eq. 4, at t = 1/2. The mask H weighs each image by the agreement of forward and backward
+    flow at the pixel, since a flow that does not lead back is wrong or ends at another object. The residual image of the
+    paper is omitted, since a trained network predicts it.
 
     Args:
         before: ``(N, 3, H, W)``.

@@ -67,18 +67,15 @@ def test_blend_with_the_true_flow() -> None:
     assert error(middle[0], sliding(4)) < 1.0
 
 
-def test_occluded_pixels_come_from_the_other_image() -> None:
-    before, after = torch.zeros(1, 3, 8, 8), torch.full((1, 3, 8, 8), 200.0)
-    there, back = torch.zeros(1, 2, 8, 8), torch.zeros(1, 2, 8, 8)
-    assert torch.allclose(blend(before, after, there, back), torch.full((1, 3, 8, 8), 100.0))
-    # in the left half, the forward flow of 40 pixels contradicts the backward flow of 0
-    lost = there.clone()
-    lost[:, 0, :, :4] = 40.0
-
-    def trust(x: Tensor, y: Tensor) -> float:
-        return float(blend(before, after, x, y)[..., :2].mean())
-
-    assert trust(lost, back) != trust(there, back)
+def test_pixels_come_from_the_image_whose_flows_agree() -> None:
+    before, after = torch.zeros(1, 3, 16, 16), torch.full((1, 3, 16, 16), 200.0)
+    forward_flow, backward_flow = torch.zeros(1, 2, 16, 16), torch.zeros(1, 2, 16, 16)
+    assert torch.allclose(blend(before, after, forward_flow, backward_flow), torch.full((1, 3, 16, 16), 100.0))
+    # the left half of before moves to the right half of after; the flows of both other halves are 0, which is wrong
+    forward_flow[:, 0, :, :8], backward_flow[:, 0, :, 8:] = 8.0, -8.0
+    frame = blend(before, after, forward_flow, backward_flow)
+    assert frame[..., :4].max() < 1 and frame[..., 12:].min() > 199
+    assert torch.allclose(frame[..., 7], torch.tensor(100.0))  # both agree here
 
 
 def test_warp_samples_along_the_flow() -> None:
