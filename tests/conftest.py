@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, quiet logs, and where real data lies when it is there."""
+"""Settings and fixtures of all tests: one thread, fixed examples, and the folder of real data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# processes that tests start say where a signal ended them; pytest's own handler sees only the process of the tests
+# processes started by tests print where a signal ended them; pytest's own handler covers only its own process
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
-# as in the Makefile: without compiled files each process that a test starts compiles torch's sources for ten seconds
+# as in the Makefile: without bytecode files, each process started by a test compiles torch's sources for ten seconds
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import hypothesis
@@ -25,8 +25,8 @@ import torch
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 
-# the same examples everywhere: a change is judged by what it changed; --hypothesis-profile=fresh draws others
-# a busy machine draws slowly, which says nothing about the code
+# fixed examples, so that only a code change can change the result; --hypothesis-profile=fresh draws others
+# slow drawing on a busy machine is not a fault of the code
 BUSY = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("same", derandomize=True, max_examples=40, **BUSY)
 hypothesis.settings.register_profile("fresh", derandomize=False, **BUSY)
@@ -41,9 +41,9 @@ sys.dont_write_bytecode = False
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files with tests in several processes first, then those with slow tests, then all others.
 
-    A slow test that is begun last keeps a single process busy at the end; so does one that all wait for, since its
-    training is shared. Tests with the same value of their file's ``GROUPED_BY`` run one after another: what a group
-    shares, such as a training, is otherwise made in each process of xdist.
+    A slow test that starts last keeps a single process busy at the end, and so does one whose training run is shared,
+    since the others wait for it. Tests with the same value of their file's ``GROUPED_BY`` run one after another;
+    otherwise each process of xdist would prepare what a group shares, such as a training run.
     """
     turn: dict[Path, int] = {}
     for item in items:
@@ -63,18 +63,18 @@ def _group(item: pytest.Item) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is imported out of garbage collection, which would search it hundreds of times."""
+    """Exclude imported objects from garbage collection, which would scan them hundreds of times."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # extension modules complain of leaks otherwise
+    gc.unfreeze()  # otherwise extension modules report leaks
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Folder of real data and parity fixtures; tests that need it skip where it is absent."""
+    """Folder of real data and parity fixtures; tests that need it are skipped where it is missing."""
     if not SHARED.is_dir():
         pytest.skip("the shared folder of real data and parity fixtures is not beside this checkout")
     return SHARED
@@ -82,7 +82,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def packages_are_listed_once() -> Iterator[None]:
-    """Let each trainer look for callbacks of installed packages in one list of them, whose making takes 30 ms."""
+    """List installed packages once; each trainer searches them for callbacks, and listing takes 30 ms."""
     from lightning.fabric.utilities import registry
 
     with patch.object(registry, "entry_points", cache(registry.entry_points)):
@@ -91,9 +91,9 @@ def packages_are_listed_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def seeds_are_not_queued_for_missing_devices() -> Iterator[None]:
-    """Drop calls that wait for a device which this machine does not have.
+    """Drop seeding calls queued for devices that this machine does not have.
 
-    ``torch.manual_seed`` queues one for each kind of device, with the lines of the stack: 1.5 ms within a training.
+    ``torch.manual_seed`` queues one for each type of device, with a stack trace: 1.5 ms within a training run.
     """
     with ExitStack() as stack:
         for device, module in (
@@ -114,14 +114,14 @@ def same_environment() -> Iterator[None]:
     leaked = {k for k in os.environ.keys() ^ before.keys() if not k.startswith(("PYTEST_", "KMP_", "CUDA_MODULE"))}
     os.environ.clear()
     os.environ.update(before)
-    seeding = {"PL_GLOBAL_SEED", "PL_SEED_WORKERS", "CUBLAS_WORKSPACE_CONFIG"}  # by Lightning's seed_everything
-    # by torch, tokenizers and OpenCV when a test is the first to import a part of them
+    seeding = {"PL_GLOBAL_SEED", "PL_SEED_WORKERS", "CUBLAS_WORKSPACE_CONFIG"}  # set by Lightning's seed_everything
+    # set by torch, tokenizers and OpenCV when a test is the first to import a part of them
     importing = {
         "TORCHINDUCTOR_CACHE_DIR",
         "PYTORCH_NVML_BASED_CUDA_CHECK",
         "TOKENIZERS_PARALLELISM",
         "LD_LIBRARY_PATH",
     }
-    # by Lightning when it sees a GPU
+    # set by Lightning when it finds a GPU
     allowed = seeding | importing | {"CUDA_DEVICE_ORDER"}
     assert not leaked - allowed, f"the test changed the environment: {sorted(leaked - allowed)}"

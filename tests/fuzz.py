@@ -1,11 +1,11 @@
-"""Drawn inputs for everything that reads files, for as long as wanted: parsers, tokenizers, tables, YAML, archives.
+"""Fuzz everything that reads files for a given time: parsers, tokenizers, tables, YAML, archives.
 
     python tests/fuzz.py --minutes 10
 
-The tests that draw their inputs are run with other examples than `pytest` alone, which keeps them the same. Where
-atheris is installed (extra `fuzz`), each test gets its share of the time, coverage of the library, of Pillow and of
-PyYAML says which inputs are worth changing further, and those are kept in `.hypothesis/guided` for the next time;
-elsewhere hypothesis draws without knowing. What fails is printed; keep it with `@example` in the test.
+This runs the tests that draw their inputs with new examples, while plain `pytest` always uses the same ones. Where
+atheris is installed (extra `fuzz`), each test gets an equal share of the time, inputs are mutated by their coverage of
+the library, Pillow and PyYAML, and useful inputs are saved in `.hypothesis/guided` for the next run; elsewhere
+hypothesis draws without guidance. Failing inputs are printed; add them to the test with `@example`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ INSTRUMENTED = ["lightning_idc", "PIL", "yaml"]
 
 
 def fuzzing_tests() -> list[str]:
-    """Files of tests that draw their inputs."""
+    """Test files whose tests draw their inputs."""
     return [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "@given" in path.read_text(encoding="utf-8")]
 
 
 def from_bytes(item: pytest.Function) -> Callable[[bytes], Any]:
-    """A test, with its fixtures and parameters, as a function of the bytes that its inputs are drawn from."""
+    """Turn a test, with its fixtures and parameters, into a function of the bytes that determine its inputs."""
     handle = item.obj.hypothesis
     drawn = handle._given_kwargs
     fixed = {name: item.funcargs[name] for name in item._fixtureinfo.argnames if name not in drawn}
@@ -54,11 +54,11 @@ def from_bytes(item: pytest.Function) -> Callable[[bytes], Any]:
 
 
 class Guided:
-    """Has atheris draw the inputs of each test, in a process of its own, for a share of the time.
+    """Fuzzes each test with atheris in a separate process, for an equal share of the time.
 
     Args:
-        minutes: for all tests together.
-        seed: of what is drawn.
+        minutes: total time for all tests.
+        seed: seed of atheris.
     """
 
     def __init__(self, minutes: float, seed: int) -> None:
@@ -88,7 +88,7 @@ class Guided:
         return True
 
     def _fuzz(self, item: pytest.Function, seconds: int, corpus: Path, output: int) -> None:
-        """Never returns."""
+        """Fuzz one test in the forked process; never returns."""
         import atheris
 
         try:

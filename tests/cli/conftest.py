@@ -1,4 +1,4 @@
-"""A recipe of the toy whose stages run in the process of the test."""
+"""Fixtures that run the toy recipe in the process of the test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_idc.cli import main
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a finished run of the toy; tests copy it."""
+    """Folder of a finished run of the toy recipe; tests copy it."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -27,7 +27,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Name and configuration of each stage that was run."""
+    """Set up the toy recipe; the list receives name and configuration of each stage that runs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.yaml").write_text(toy_idc.RECIPE, encoding="utf-8")
     noted: list[tuple[str, dict[str, Any]]] = []

@@ -1,4 +1,4 @@
-"""What is not given comes from the checkpoint, and nothing of a checkpoint is built that could run code."""
+"""Options that are not given come from the checkpoint, and nothing that could run code is built from it."""
 
 from __future__ import annotations
 

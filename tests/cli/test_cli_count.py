@@ -55,7 +55,7 @@ def test_a_benchmark_is_counted_without_its_images(tmp_path: Path, capsys: pytes
     (tmp_path / "train.json").write_text(json.dumps(rows[:1]), encoding="utf-8")
     assert main(["data", "count", "image_editing_request", "--root", str(tmp_path), "--split", "test"]) == 0
     lines = {line[:30].strip(): line[30:].split() for line in capsys.readouterr().out.splitlines()[1:]}
-    # sentences without a word are left out, and pairs without any other, as in training
+    # empty sentences, and pairs that have only those, are ignored as in training
     assert (lines["pairs"], lines["captions"], lines["words per caption"]) == (["1"], ["1"], ["3.0"])
 
 

@@ -1,4 +1,4 @@
-"""Names, keys and types are refused before anything is built; the oracles are the signatures of the classes."""
+"""Wrong names, keys and types are refused before anything is built; the oracles are the signatures of the classes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_precision_auto_depends_on_the_hardware(
             },
             "did you mean 'weight_decay'",
         ),
-        # --trainer.callbacks.ModelCheckpoint.monitor: the index of the list was meant
+        # from --trainer.callbacks.ModelCheckpoint.monitor, with the class name in place of the list index
         (
             {
                 "trainer": {

@@ -90,7 +90,7 @@ def test_questions_of_both_layouts(tmp_path: Path) -> None:
 
 
 def test_four_keys_of_mmvp_are_corrected(tmp_path: Path) -> None:
-    """Rows 99 and 100, 279 and 280 are exchanged: issues 14 and 30 of tsb0601/MMVP."""
+    """The keys of rows 99 and 100, and of 279 and 280, are swapped: issues 14 and 30 of tsb0601/MMVP."""
     asked = {99: "Does the elephant have long or short tusks?", 279: "Is the elderly person standing or sitting?"}
     pictures(tmp_path / "MMVP Images", *(f"{n}.jpg" for n in range(1, 301)))
     lines = ["Index,Question,Options,Correct Answer"]
@@ -107,7 +107,7 @@ def test_four_keys_of_mmvp_are_corrected(tmp_path: Path) -> None:
     (tmp_path / "said.jsonl").write_text("\n".join(json.dumps(record) for record in answers))
     assert paired_accuracy(read_answers(tmp_path / "said.jsonl", published_keys=True)).pairs == 100
     assert paired_accuracy(read_answers(tmp_path / "said.jsonl")).pairs == pytest.approx(100 * 148 / 150)
-    # a table that was corrected already, and one in another order, stay as they are
+    # a table that is already corrected, or in another order, is not changed
     (tmp_path / "Questions.csv").write_text(
         "\n".join(lines).replace(f"99,{asked[99]},(a) Yes (b) No,(a)", f"99,{asked[99]},(a) Yes (b) No,(b)")
     )
@@ -116,7 +116,7 @@ def test_four_keys_of_mmvp_are_corrected(tmp_path: Path) -> None:
 
 
 def spatial(path: Path) -> Path:
-    """A file of MilaWang/SpatialEval, as `hf download` leaves it."""
+    """Write a file of MilaWang/SpatialEval as `hf download` does."""
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -219,7 +219,7 @@ def test_a_captioner_answers_questions(
 
 @pytest.mark.slow
 def test_questions_about_a_single_image(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each question sees its own picture; with --contrast the pair is compared first, as for Table 11."""
+    """Each question is asked about its own image; with --contrast the pair is compared first, as for Table 11."""
     from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 
     asked: list[tuple[list[str], str]] = []

@@ -174,7 +174,7 @@ matrix:
 
 
 def test_entries_of_a_matrix_may_be_called_numbers_and_switches(tmp_path: Path) -> None:
-    """YAML reads them as such, and the command line, messages and folders have their text."""
+    """YAML parses such names as numbers or booleans; the command line, messages and folders use their text."""
     text = """
 matrix:
   width: {8: {}, 16: {stages: {first: {model: {width: 16}}}}}
@@ -212,7 +212,7 @@ def test_references_are_filled_in_everywhere_and_anywhere_in_a_text() -> None:
 
 @pytest.mark.parametrize("text", ["1e-3", "1.0e-3", "1E-3", "0.001", "+1e-3"])
 def test_a_number_with_an_exponent_is_a_number(text: str) -> None:
-    assert parse_value(text) == 0.001  # YAML 1.1 reads 1e-3 as text, a trap in every learning rate
+    assert parse_value(text) == 0.001  # YAML 1.1 parses 1e-3 as text, a trap for learning rates
 
 
 def test_overrides_are_read_as_yaml() -> None:
@@ -279,7 +279,7 @@ def test_an_unknown_override_is_refused_with_the_nearest_key(tmp_path: Path, key
 
 
 def test_what_a_recipe_is_about_is_known_without_its_classes(tmp_path: Path) -> None:
-    """Modules that it imports are named there, and its classes may be theirs."""
+    """The metadata names the modules to import, which may define the recipe's classes."""
     (tmp_path / "shared.yaml").write_text("recipe: {import: [mine]}\nbase: {model: Mine}\n")
     path = tmp_path / "toy.yaml"
     path.write_text("recipe: {title: own}\ndefaults: [shared]\nstages: {a: {run: fit}}\n")

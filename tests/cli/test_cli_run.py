@@ -1,4 +1,4 @@
-"""Running recipes: what stages hand on, what resuming skips, what is left after a stop."""
+"""Running recipes: outputs passed between stages, stages skipped on resuming, and the state left by a stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lightning_idc.cli.stage import run_stage
 
 ROOT = Path(__file__).resolve().parents[2]
 APART = ["--trainer.accelerator", "auto"]
-"""Lets each stage run in a process of its own."""
+"""Makes each stage run in a separate process."""
 
 
 def names(runs: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -46,7 +46,7 @@ def test_every_stage_runs_once_and_the_test_gets_the_best_of_the_stage_that_it_n
 
 @pytest.mark.slow
 def test_a_stage_that_names_no_weights_gets_none(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """A zero-shot row behind a training of the same class is not that training."""
+    """A zero-shot test after training the same class does not use the trained weights."""
     Path("toy.yaml").write_text(RECIPE.replace("test: {of: second}", "test: {run: test}"))
     assert main(["run", "toy.yaml", "--out", "out"]) == 0
     assert "ckpt_path" not in runs[-1][1] and "weights: initial" in capsys.readouterr().out
@@ -69,7 +69,7 @@ def test_nothing_runs_when_a_later_stage_is_wrong(
     runs: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def launch(plan: Plan, followed: bool) -> int:
-        """What the process of a stage does."""
+        """Run a stage as its own process would."""
         runs.append((Path(plan.record).parent.name, {}))
         return guarded(lambda: run_stage(plan))
 
@@ -136,7 +136,7 @@ def test_a_folder_with_a_run_is_not_overwritten(runs: Any, finished: Path, capsy
 
 
 def resumed(runs: Any, *arguments: str) -> list[str]:
-    """Names of the stages that resuming runs."""
+    """Resume the run, and return the names of the stages that run."""
     runs.clear()
     assert main(["run", "toy.yaml", "--resume", "out", *arguments]) == 0
     return [name for name, _ in runs]
@@ -176,7 +176,7 @@ def test_a_changed_file_of_defaults_counts_and_so_do_weights_that_were_made_anew
 def test_seeds_that_were_not_begun_go_on_with_the_keys_of_those_that_were(
     runs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are compared in one table, for which they must be runs of the same settings."""
+    """All seeds are compared in one table, so they must have the same settings."""
     keys = ["--model.width", "4", "--trainer.max_epochs", "1", "--stages.second.model.fail_at", "1"]
     assert main(["run", "toy.yaml", "--seeds", "1,2", "--out", "out", *keys]) == 1
     assert "lightning-idc run toy.yaml --seeds 1,2 --resume out" in capsys.readouterr().err
@@ -205,7 +205,7 @@ stages:
 def test_the_share_of_one_task_of_an_array_does_not_finish_a_stage(
     runs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The task that ends last completes the stage, and goes on with its share of the next one."""
+    """The task that ends last completes the stage, and continues with its share of the next one."""
     Path("photos").mkdir()
     for number in range(3):
         Image.new("RGB", (24, 24), (50 * number, 0, 99)).save(f"photos/{number}.png")
@@ -228,7 +228,7 @@ FIT = RECIPE.split("  first:")[0] + "  second: {run: fit}\n"
 
 
 def stop_in_the_second_epoch(folder: Path, *arguments: str, by: signal.Signals = signal.SIGINT) -> str:
-    """Start a run in processes of its own, press Ctrl-C, and return what it printed."""
+    """Start a run in separate processes, send a signal, Ctrl-C by default, and return the output."""
     process = subprocess.Popen(
         [forking_python(), "-m", "lightning_idc", "run", "toy.yaml", *arguments],
         cwd=folder.parent,
@@ -236,7 +236,7 @@ def stop_in_the_second_epoch(folder: Path, *arguments: str, by: signal.Signals =
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # what a shell starts in the background ignores Ctrl-C, and so would all that the tests start there
+        # background jobs of a shell ignore Ctrl-C, and so do processes that tests start there
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     began = time.monotonic()
@@ -252,7 +252,7 @@ def stop_in_the_second_epoch(folder: Path, *arguments: str, by: signal.Signals =
 @pytest.mark.dist
 @pytest.mark.timeout(300)
 def test_a_stage_in_two_processes_that_lightning_starts_hands_its_checkpoint_on(tmp_path: Path) -> None:
-    """The second process runs a verb, and not a stage; both must come to the same end."""
+    """The second process runs a plain command and not a stage; both must finish successfully."""
     (tmp_path / "toy.yaml").write_text(FIT + "  test: {of: second}\n")
     ended = subprocess.run(
         [forking_python(), "-m", "lightning_idc", "run", "toy.yaml", "--out", "out", "--stages.second.trainer.devices",
@@ -268,7 +268,7 @@ def test_a_stage_in_two_processes_that_lightning_starts_hands_its_checkpoint_on(
 def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(
     runs: Any, tmp_path: Path, apart: list[str]
 ) -> None:
-    """A real signal to real processes; the oracle is the run that nothing interrupted."""
+    """A real signal is sent to real processes; the oracle is an uninterrupted run."""
     Path("toy.yaml").write_text(FIT)
     said = stop_in_the_second_epoch(
         tmp_path / "stopped", "--out", "stopped", "--model.pause", "0.5", "--data.items", "16", *apart
@@ -293,7 +293,7 @@ def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(
     [
         ([], True),
         (["--smoke"], True),
-        (["--trainer.devices", "2"], False),  # Lightning starts the other one by the command line
+        (["--trainer.devices", "2"], False),  # Lightning starts the second process by the command line
         (["--trainer.accelerator", "auto"], False),  # may be several GPUs
     ],
 )

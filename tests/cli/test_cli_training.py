@@ -1,4 +1,4 @@
-"""fit, test and their like, run in this process; checkpoints come from the toy model itself."""
+"""fit, test and similar commands, run in this process with checkpoints of the toy model."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_command_line_beats_the_file(write: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_unset_options_come_from_the_checkpoint(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
-    # width 2 is the default of the class, and the weights would not fit it
+    # the weights would not fit width 2, the default of the class
     assert main(["test", "--config", write(name="bare.yaml"), "--ckpt_path", str(trained(tmp_path))]) == 0
 
 
@@ -139,7 +139,7 @@ def test_bad_input_while_training_ends_in_one_message_and_a_traceback_on_request
     config = write(fail_at=2)
     assert main(["fit", "--config", config]) == 1
     assert capsys.readouterr().err.strip().splitlines()[-1] == "error: the training loss became nan at step 2"
-    monkeypatch.setenv("LIGHTNING_IDC_TRACEBACK", "")  # so that it is put back
+    monkeypatch.setenv("LIGHTNING_IDC_TRACEBACK", "")  # so that monkeypatch restores it
     assert main(["fit", "--config", config, "--traceback"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -164,7 +164,7 @@ def test_plain_progress_prints_seldom_and_with_the_time_left(
     class Clock(PlainProgress):
         def on_train_start(self, *arguments: Any) -> None:
             super().on_train_start(*arguments)
-            now[0] += 1000.0  # what a captioner does once before the first step
+            now[0] += 1000.0  # one-time work before the first step
 
         def on_train_batch_start(self, *arguments: Any) -> None:
             super().on_train_batch_start(*arguments)
@@ -175,7 +175,7 @@ def test_plain_progress_prints_seldom_and_with_the_time_left(
     model, data = toy_idc.Toy(optimizer=lambda p: torch.optim.SGD(p, 0.1)), toy_idc.Numbers(items=20)
     Trainer(**settings, callbacks=[Clock(10.0)]).fit(model, datamodule=data)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
-    # ten steps of 4 s, a line at the first one past each 10 s: after 3, 6 and 9 steps
+    # ten steps of 4 s, and a line at the first step after every 10 s: after 3, 6 and 9 steps
     assert [line.split(" left")[0] for line in lines] == ["step 3/10, 0:28", "step 6/10, 0:16", "step 9/10, 0:04"]
     assert all("train/loss" in line for line in lines)
 

@@ -1,4 +1,4 @@
-"""The small verbs, the two scripts, and how fast they answer."""
+"""The small commands, the two console scripts, and their start-up time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print(time.process_time() - began)
 
 
 def seconds_of(*commands: list[str]) -> tuple[float, list[str]]:
-    """Seconds of CPU of commands in one new process, none of which imports a heavy package, and what they print."""
+    """CPU seconds and output of commands in one new process, none of which may import a heavy package."""
     command = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -249,11 +249,11 @@ def test_data_check_passes_on_rendered_pairs(tmp_path: Path, capsys: pytest.Capt
 def test_import_of_the_library_is_quick() -> None:
     code = "import time; began = time.process_time(); import lightning_idc; print(time.process_time() - began)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert float(done.stdout) < 0.5  # what the issue asks for
+    assert float(done.stdout) < 0.5  # the limit for commands that need no heavy package
 
 
 def test_a_stop_while_a_class_is_made_is_a_stop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    """Before Python 3.12 Ctrl+C in the body of a class is a RuntimeError, as when a package is being imported."""
+    """Before Python 3.12, Ctrl+C in a class body raises RuntimeError, for example while a package is imported."""
 
     def importing(name: str) -> None:
         raise RuntimeError("Error calling __set_name__ on 'Field' instance") from KeyboardInterrupt()

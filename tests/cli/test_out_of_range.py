@@ -1,4 +1,4 @@
-"""Values that no type excludes and that cannot work: one sentence with the argument, nothing saved, no traceback."""
+"""Unusable values get one error sentence with the argument, nothing is saved, and there is no traceback."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ VALUES = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs of two kinds, and a configuration that trains on them in a second."""
+    """Pairs of two splits, and a configuration that trains on them in a second."""
     folder = tmp_path_factory.mktemp("range")
     rows = ["id,before,after,captions,split"]
     for side in ("before", "after"):
@@ -132,7 +132,7 @@ def test_the_list_has_its_size() -> None:
 
 @pytest.mark.slow
 def test_the_configuration_itself_trains(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Else what is refused above could be refused for another reason."""
+    """The configuration trains without the bad values, so these are the reason that the runs above are refused."""
     monkeypatch.chdir(place)
     root = ["--trainer.default_root_dir", str(tmp_path)]
     assert main(["fit", "--config", "tiny.yaml", *root]) == 0

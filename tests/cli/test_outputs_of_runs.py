@@ -1,4 +1,4 @@
-"""fit, validate, test, predict and run, in a folder full of a user's files: all of these stay byte for byte."""
+"""fit, validate, test, predict and run leave the files of a user in the current folder unchanged, byte for byte."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Current folder with a user's files, and in ``in`` a configuration, a recipe and a checkpoint."""
+    """Current folder with a user's files, and with a configuration and a recipe in ``in``."""
     for name in USER_FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"mine: {name}")
@@ -54,7 +54,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def changed(before: dict[str, bytes], after: dict[str, bytes]) -> set[str]:
-    """The user's files that were removed or replaced."""
+    """Names of the user's files that were removed or replaced."""
     return {name for name, content in before.items() if after.get(name) != content}
 
 
@@ -134,7 +134,7 @@ def test_a_run_beside_other_files_replaces_none(home: Path) -> None:
 
 @pytest.mark.slow
 def test_last_states_of_a_run_are_in_its_folder(home: Path) -> None:
-    """Also where the checkpoints go to a folder of the user, which may have a last.ckpt."""
+    """Checkpoints may go to a folder of the user with its own last.ckpt, but last states go to the run's folder."""
     (home / "in/toy.yaml").write_text(ELSEWHERE)
     before = tree(home)
     assert main(["run", "in/toy.yaml", "--out", "in/run"]) == 0

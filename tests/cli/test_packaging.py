@@ -30,13 +30,13 @@ def requirements(text: str) -> list[Requirement]:
 
 
 def hashed_pins() -> dict[str, list[str]]:
-    """Pins of the lock with the hashes of their files."""
+    """Pins of the lock, each with the hashes of its files."""
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     return {pin.strip(): hashes.split() for pin, _, hashes in (line.partition(" --hash=") for line in lines)}
 
 
 def locked(python: str) -> dict[str, str]:
-    """Version of each package that the lock gives to a Linux machine with this Python."""
+    """Version of each package that the lock installs on Linux with this Python."""
     environment = {
         "python_full_version": f"{python}.1",
         "python_version": python,
@@ -71,7 +71,7 @@ def test_the_lock_file_names_no_registry() -> None:
 
 
 def test_every_file_of_the_lock_has_a_hash() -> None:
-    """Without one of them pip refuses all, and uv takes whatever the index gives; `make lock` writes them."""
+    """Without a hash, pip refuses the lock and uv accepts whatever the index returns; `make lock` writes them all."""
     pins = hashed_pins()
     assert len(pins) > 150
     for pin, hashes in pins.items():
@@ -85,12 +85,12 @@ def test_the_lock_satisfies_what_setup_cfg_asks_for(python: str) -> None:
     asked = parser["options"]["install_requires"] + "\n" + parser["options.extras_require"]["dev"]
     for need in requirements(asked):
         if need.marker is not None and not need.marker.evaluate({"python_version": python}):
-            continue  # asked of other versions of Python
+            continue  # required only for other versions of Python
         version = pins.get(canonicalize_name(need.name))
         assert version is not None and need.specifier.contains(version), (str(need), version)
 
 
-@pytest.mark.slow  # builds it, and starts a process of it
+@pytest.mark.slow  # builds the wheel and runs it in a new process
 def test_the_wheel_brings_recipes_and_runs_from_anywhere(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

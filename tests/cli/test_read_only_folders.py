@@ -1,4 +1,4 @@
-"""Evaluation in two processes where nothing can be written: one sentence each, and none waits."""
+"""Evaluation in two processes that cannot write anything ends with one-line errors, and neither process hangs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ sys.executable, option, module, *sys.argv[1:] = sys.argv[1:]
 assert option == "-m"
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
-"""Root may write into folders that nobody can write to; without these two rights it cannot either."""
+"""Root can write to read-only folders; without these two capabilities it cannot."""
 
 
 @pytest.fixture
 def current(tmp_path: Path) -> Path:
-    """A current folder, and beside it data with a checkpoint, that cannot be written to."""
+    """A read-only current folder, and next to it read-only data with a checkpoint."""
     data, folder = tmp_path / "data", tmp_path / "current"
     data.mkdir()
     folder.mkdir()
@@ -59,7 +59,7 @@ def current(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.dist
 def test_two_processes_test_where_nothing_can_be_written(current: Path) -> None:
-    # Lightning starts the second process by this file, too
+    # Lightning also starts the second process with this file
     python = current.parent / "python"
     python.write_text(f'#!/bin/sh\nexec {shlex.join([forking_python(), "-c", WITHOUT_RIGHTS])} "$0" "$@"\n')
     python.chmod(0o755)

@@ -1,4 +1,4 @@
-"""A run that is refused leaves nothing behind, and nothing of others goes with it."""
+"""A refused run leaves nothing behind, and removes no files of other runs."""
 
 from __future__ import annotations
 

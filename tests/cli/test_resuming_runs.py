@@ -1,4 +1,4 @@
-"""A stopped run goes on from its last state, alone in its folder, and with what its stages left."""
+"""A stopped run resumes from its last state, as the only run in its folder, with the outputs of its finished stages."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ stages:
 """
 
 
-# ---- a last state, whatever the best one is chosen by ----------------------------------------------------
+# ---- the last state, independent of the monitored metric -------------------------------------------------
 
 
 @pytest.mark.slow
 def test_the_last_state_is_saved_after_a_plateau(runs: Any, tmp_path: Path) -> None:
-    """The loss falls and the greatest is watched: the best is the first, and Lightning's last.ckpt would be, too."""
+    """The loss falls under mode ``max``: the first checkpoint is the best, and Lightning's last.ckpt would equal it."""
     Path("toy.yaml").write_text(MONITORED)
     assert main(["run", "toy.yaml", "--out", "out"]) == 0
     folder = tmp_path / "out" / "train" / "checkpoints"
@@ -71,7 +71,7 @@ def test_training_that_ends_before_the_first_validation_is_saved(runs: Any, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 3, 4])
 def test_ctrl_c_around_a_validation_changes_nothing(runs: Any, tmp_path: Path, step: int) -> None:
-    """Four steps are an epoch. A validation that was left out would make another checkpoint the best."""
+    """An epoch has four steps. If a validation were skipped, another checkpoint would be the best."""
     Path("toy.yaml").write_text(MONITORED)
     assert main(["run", "toy.yaml", "--out", "whole"]) == 0
     stopping = MONITORED.replace("  model:", f"      interrupt: {{class: toy_idc.InterruptAt, step: {step}}}\n  model:")
@@ -115,7 +115,7 @@ def test_a_damaged_last_state_costs_an_epoch_and_not_the_run(
     assert torch.load(last, weights_only=True)["global_step"] == 12
 
 
-# ---- what finished stages left ---------------------------------------------------------------------------
+# ---- outputs of finished stages --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["run.json", "second/stage.json"])
@@ -172,11 +172,11 @@ def test_a_read_only_folder_raises_a_one_line_error(tmp_path: Path) -> None:
 
 @pytest.mark.dist
 def test_a_killed_run_takes_its_stage_with_it(runs: Any) -> None:
-    """A stage that went on unseen would train beside the one that resumes it."""
+    """The stage ends with its run; otherwise it would train in parallel with the resumed one."""
     Path("toy.yaml").write_text(FIT)
     paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     arguments = ["--out", "out", "--model.pause", "0.3", "--data.items", "4"]
-    arguments += ["--trainer.max_epochs", "400", "--trainer.accelerator", "auto"]  # in a process of its own
+    arguments += ["--trainer.max_epochs", "400", "--trainer.accelerator", "auto"]  # in a separate process
     process = subprocess.Popen(
         [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", *arguments],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
@@ -203,7 +203,7 @@ def wait_for(found: Any, seconds: float) -> Any:
 
 
 def below(pid: int) -> list[int]:
-    """Processes that a process has started."""
+    """Ids of the child processes of a process."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -1,4 +1,4 @@
-"""One run in two processes that SLURM or torchrun started side by side: one folder, each stage in both."""
+"""One run in two processes started by SLURM or torchrun: they share one folder, and both run each stage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lightning_idc.cli.recipes import launch
 launch.SECONDS_TO_FOLLOW = 2
 sys.exit(main())
 """
-"""The command, whose process waits for two seconds and not for thirty for the others to end by themselves."""
+"""The command in a process that waits two seconds, instead of thirty, for the others to end by themselves."""
 SCHEDULERS = ("SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "KUBERNETES_PORT")
 
 
@@ -42,7 +42,7 @@ def environment() -> dict[str, str]:
 
 
 def slurm_task(rank: int, port: int) -> dict[str, str]:
-    """Variables that srun sets for a task of `--ntasks-per-node 2`, as far as anyone reads them."""
+    """Variables that srun sets for a task of `--ntasks-per-node 2`, limited to those that are used."""
     return {
         "SLURM_JOB_ID": "4711",
         "SLURM_JOB_NAME": "captions",
@@ -66,7 +66,7 @@ def free_port() -> int:
 
 
 def tasks_of(folder: Path, *arguments: str, command: Sequence[str] = COMMAND) -> list[subprocess.Popen[str]]:
-    """Both tasks, started."""
+    """Start both tasks, and return their processes."""
     port = free_port()
     return [
         subprocess.Popen(
@@ -82,7 +82,7 @@ def tasks_of(folder: Path, *arguments: str, command: Sequence[str] = COMMAND) ->
 
 
 def srun(folder: Path, *arguments: str) -> list[tuple[int, str]]:
-    """Exit status and output of both tasks."""
+    """Run both tasks, and return their exit status and output."""
     tasks = tasks_of(folder, *arguments)
     try:
         return [(task.wait(240), task.communicate()[0]) for task in tasks]
@@ -128,7 +128,7 @@ def test_two_processes_of_torchrun_are_one_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.dist
 def test_a_stage_that_fails_in_one_process_ends_the_run_in_both(tmp_path: Path) -> None:
-    """The other one waits for it in a collective operation, which may last until the time limit of the backend."""
+    """The other process also ends, although its collective operation could wait until the backend's time limit."""
     (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
     both = srun(tmp_path, "--stages.second.model.class", "toy_idc.OneRankFails")
     assert all(status for status, _ in both), both
@@ -139,7 +139,7 @@ def test_a_stage_that_fails_in_one_process_ends_the_run_in_both(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.dist
 def test_a_task_that_is_killed_before_the_processes_meet_ends_the_other(tmp_path: Path) -> None:
-    """It would wait for half an hour, which is the time limit of the backend."""
+    """The other task ends early, and does not wait half an hour for the time limit of the backend."""
     (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
     impatient = ["-c", IMPATIENT, *COMMAND[2:]]
     first, second = tasks_of(tmp_path, "--stages.second.model.class", "toy_idc.OneRankWaits", command=impatient)
@@ -149,7 +149,7 @@ def test_a_task_that_is_killed_before_the_processes_meet_ends_the_other(tmp_path
         while not all(path.exists() for path in begun) and time.monotonic() < until:
             time.sleep(0.1)
         assert first.poll() is None and second.poll() is None
-        time.sleep(1.5)  # the first looks for the other one once a second
+        time.sleep(1.5)  # the first task checks for the other one once a second
         second.kill()
         assert first.wait(120) == 1
         assert "another process of this run has ended" in first.communicate()[0]
@@ -159,14 +159,14 @@ def test_a_task_that_is_killed_before_the_processes_meet_ends_the_other(tmp_path
 
 def test_a_process_is_lost_once_it_was_there(tmp_path: Path) -> None:
     first, second = Watch(tmp_path, 0), Watch(tmp_path, 1)
-    (tmp_path / ".ranks" / "2").touch()  # of an earlier attempt
+    (tmp_path / ".ranks" / "2").touch()  # left by an earlier attempt
     assert not first.is_lost() and not second.is_lost()
     second.close()
     assert first.is_lost()
     first.close()
 
 
-# ---- whom a process takes for its fellows ----------------------------------------------------------------
+# ---- how a process detects the other processes of its job ------------------------------------------------
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> Any:
     "said", ["Connection closed by peer [127.0.0.1]", "Read error [::1]:27: Connection reset by peer"]
 )
 def test_a_killed_process_is_reported_in_one_line_by_the_others(said: str) -> None:
-    """As gloo says it, which depends on the moment of the kill."""
+    """The messages are gloo's, which depend on the moment of the kill."""
     told = readable(RuntimeError(f"[/gloo/transport/tcp/pair.cc:545] {said}. This is typically caused by a worker"))
     assert told is not None and "another process of this run has ended" in told and "resume the run" in told
 

@@ -1,6 +1,6 @@
-"""The thirty mistakes that new users were seen to make, one after another: each is right, or refused in one sentence.
+"""Thirty mistakes that new users were seen to make: each works as intended, or is refused in one sentence.
 
-The numbers are those of the walk that four first-time users made. What images of odd kinds become is walked through in
+The numbers are from a walk-through with four first-time users. Unusual kinds of images are tested in
 ``tests/images/test_odd_images.py``.
 """
 
@@ -66,7 +66,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs, tables, checkpoints and models, right ones and wrong ones."""
+    """Valid and invalid pairs, tables, checkpoints and models."""
     root = tmp_path_factory.mktemp("mistakes")
     for folder in ("pairs", "bare"):
         for side in ("before", "after"):
@@ -105,7 +105,7 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def sentence(capsys: pytest.CaptureFixture[str]) -> str:
-    """What was said, which is short, and nothing of where in the program it came from."""
+    """The printed text, which must have only short lines and no traceback."""
     captured = capsys.readouterr()
     both = captured.out + captured.err
     assert "Traceback" not in both and max(map(len, both.splitlines()), default=0) < 700

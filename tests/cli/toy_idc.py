@@ -1,4 +1,4 @@
-"""A model and data that train in milliseconds, named by the configurations of the tests here."""
+"""A model and data that train in milliseconds, used by the configurations of these tests."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Base(LightningModule):
 
 
 class Toy(Base):
-    """Passes what it does not know on to its parent.
+    """Passes unknown arguments on to its parent.
 
     Args:
-        fail_at: step at which bad input is found.
-        pause: seconds each step takes.
-        kwargs: of Base.
+        fail_at: step that fails because of bad input.
+        pause: seconds of sleep in each step.
+        kwargs: arguments of Base.
     """
 
     def __init__(self, fail_at: int = -1, pause: float = 0.0, **kwargs: Any) -> None:
@@ -70,14 +70,14 @@ class Toy(Base):
 
 
 class Measured(Base):
-    """Has a validation."""
+    """Has a validation step."""
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
         self.log("val/loss", self.net(batch[0]).square().mean())
 
 
 class OneRankFails(Base):
-    """The second of two processes finds bad input."""
+    """Fails because of bad input in the second of two processes."""
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         if self.global_rank == 1 and batch_idx == 1:
@@ -86,7 +86,7 @@ class OneRankFails(Base):
 
 
 class OneRankWaits(Base):
-    """The second of two processes waits before it meets the first."""
+    """Blocks forever in the second of two processes, before the two connect."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -101,7 +101,7 @@ class Other(Base):
 
 
 class InterruptAt(Callback):
-    """Ctrl-C while a step is computed."""
+    """Presses Ctrl-C at the start of a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -112,7 +112,7 @@ class InterruptAt(Callback):
 
 
 class Continuing(DataLoader[Any]):
-    """Goes on in the middle of an epoch, as PairLoader does; a repeated or a skipped batch would change the weights."""
+    """Resumes in the middle of an epoch, as PairLoader does; a repeated or skipped batch would change the weights."""
 
     start = served = 0
 

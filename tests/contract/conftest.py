@@ -1,4 +1,4 @@
-"""A folder for files of strangers, and a CLIP of a moment."""
+"""A folder for untrusted files, and a tiny CLIP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from helpers.sandbox import Sandbox
 
 @pytest.fixture
 def tiny_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CLIP that is made in a moment."""
+    """Register "tiny", a CLIP configuration that builds instantly."""
     from open_clip import factory
 
     tower = {"layers": 1, "width": 64, "patch_size": 8, "image_size": 16, "head_width": 64}
@@ -26,7 +26,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
     box = Sandbox.make(tmp_path)
     monkeypatch.chdir(box.folder)
     monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(box.folder / "cache"))
-    # as under `python -m`, so that an import is not only tried
+    # as with `python -m`, so that an import of a file in the folder would succeed
     monkeypatch.syspath_prepend(str(box.folder))
     for name in ("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "DOWNLOADED_DATASETS_PATH", "EXTRACTED_DATASETS_PATH"):
         monkeypatch.setattr(datasets.config, name, str(box.folder / "cache" / name), raising=False)

@@ -1,4 +1,4 @@
-"""Run by test_parts_on_captioners.py as two gloo processes: trains parts on one captioner and writes the weights."""
+"""Run by test_parts_on_captioners.py in two gloo processes: train parts on one captioner and write the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run by test_plugins.py as two gloo processes: trains every plug-in of the table and writes the weights."""
+"""Run by test_plugins.py in two gloo processes: train every plug-in of the table and write the weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main(out: Path) -> None:
     for name, plugin in PLUGINS.items():
         model = train(name, out.parent, plugin.callbacks(), batch_size=2, strategy=gloo("ddp"), devices=2)
         state = {key: value.clone() for key, value in model.state_dict().items()}
-        # buffers that follow the batches of a process, such as those of a batch norm, may differ
+        # buffers that depend on the batches of a process, such as those of a batch norm, may differ
         found[name] = {"state": state, "apart": apart(model)}
     if distributed.get_rank() == 0:
         torch.save(found, out)

@@ -1,4 +1,4 @@
-"""Every reader and every bad file of its kind: one line or a good result, no side effect, bounded time and memory."""
+"""Every reader on every bad file of its kind: a one-line error or a valid result, no side effect, bounded resources."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Case:
     """A bad file and its readers.
 
     Args:
-        kind: of the file.
-        name: of its fault.
-        write: writes it below a folder.
-        readers: by name; each takes the folder.
+        kind: kind of file.
+        name: name of its fault.
+        write: writes the file below a folder.
+        readers: readers by name; each takes the folder.
         fails: readers that must refuse it; None for all.
     """
 
@@ -75,12 +75,12 @@ def cases() -> Iterator[Case]:
 
 WEIGHTS = "file.ckpt"
 UNPICKLERS = ("checkpoint", "ProCap", "TorchScript")
-"""Each other reader goes through one of them."""
+"""Every other reader calls one of these."""
 LENIENT = ("ProCap", "weights", "scores")
-"""These leave out what they do not know: of a pickle whose every class is inert, or of a cache, nothing is left."""
+"""Readers that skip unknown content: a pickle with only inert classes, or a cache, is read as empty."""
 STRICT = tuple(name for name in WEIGHT_READERS if name not in LENIENT)
 THROUGH_ALL = ("os.system", "newer pickle", "REDUCE", "BUILD", "persistent id")
-"""Pickles that go through every reader, one for each group of opcodes; the others through the unpicklers."""
+"""Pickles that are tried with every reader, one for each group of opcodes; the others only with the unpicklers."""
 
 
 def in_folder(readers: Mapping[str, Reader], file: str) -> dict[str, Reader]:
@@ -115,28 +115,28 @@ def weight_cases() -> Iterator[Case]:
 
 
 def torchscript(disguise: str, folder: Path) -> None:
-    """An archive whose program writes a file when torch loads it."""
+    """Write a TorchScript archive whose program writes a file when torch loads it."""
     path = folder / WEIGHTS
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, on TorchScript's age
+        warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated
         torch.jit.save(torch.jit.script(weights.Scripted(str(folder / "PWNED"))), path)
         torch.jit.load(path)
     assert (folder / "PWNED").exists(), "the gadget works"
     (folder / "PWNED").unlink()
     if disguise != "plain":
-        # a zip archive of nothing in the comment of the other one: readers differ in which they take
+        # an empty zip archive in the comment of the other one: readers differ in which one they open
         content, empty = path.read_bytes(), b"PK\x05\x06" + bytes(18)
         path.write_bytes(content[:-2] + len(empty).to_bytes(2, "little") + empty)
 
 
 def old_tar(kind: str, folder: Path) -> None:
-    """A checkpoint of torch's first format, a tar archive."""
+    """Write a checkpoint in torch's first format, a tar archive."""
     with tarfile.open(folder / WEIGHTS, "w") as archive:
         first = tarfile.TarInfo("../storages" if kind == "path out of it" else "storages")
         if kind == "link to secrets":
             first.type, first.linkname = tarfile.SYMTYPE, str(folder.parent / "secrets" / "w.safetensors")
         elif kind == "pipe":
-            first.type = tarfile.FIFOTYPE  # to open it for reading is to wait for ever
+            first.type = tarfile.FIFOTYPE  # opening it for reading blocks forever
         archive.addfile(first)
         for name in ("tensors", "pickle"):
             info = tarfile.TarInfo(name)
@@ -156,7 +156,7 @@ def model_cases() -> Iterator[Case]:
         def write(folder: Path, name: str = name) -> None:
             models.gadget_folder(name, good_checkpoint(), folder)
 
-        # options of training are left out, and the captioner is as good as without them
+        # training options are ignored, so the captioner loads without them
         yield Case("options", name, write, {"captioner": load_captioner}, ())
     of_values = ("captioner", "module", "image tokenizer", "dual encoder", "backbone", "CLIP4IDC")
     beside = in_folder({name: WEIGHT_READERS[name] for name in of_values}, WEIGHTS)
@@ -229,7 +229,7 @@ def write_secret_config(folder: Path) -> None:
 # ---- tables, stores, archives, YAML, images --------------------------------------------------------------
 
 OF_EACH_TABLE = ("parent", "absolute", "parent within", "link", "address", "file address", "device", "NUL")
-"""Paths that go through every table; the others through the CSV file."""
+"""Paths that are tried in every table; the others only in the CSV file."""
 
 TABLE_FILES = {
     "CSV": "pairs.csv",
@@ -245,7 +245,7 @@ def table_cases() -> Iterator[Case]:
         for name in tables.PATHS if table == "CSV" else OF_EACH_TABLE:
 
             def write_files(folder: Path, name: str = name, table: str = table) -> None:
-                (folder / TABLE_FILES[table]).touch()  # which the reader fills
+                (folder / TABLE_FILES[table]).touch()  # the reader fills it
                 write_link(name, folder)
 
             def read_path(folder: Path, name: str = name, read: Callable[[str, Path], Any] = read) -> None:
@@ -272,7 +272,7 @@ def table_cases() -> Iterator[Case]:
 
 
 def write_link(name: str, folder: Path) -> None:
-    if name == "link":  # not for the others, which would be refused for it
+    if name == "link":  # only for this case, since the link alone would make the others fail
         (folder / "link.png").symlink_to(folder.parent / "secrets" / "s.png")
     elif name == "link to a folder":
         (folder / "linked").symlink_to(folder.parent / "secrets")
@@ -292,7 +292,7 @@ def read_store(folder: Path) -> None:
 def other_cases() -> Iterator[Case]:
     for name, write in archives.ARCHIVES.items():
         file = "a.zip" if name.startswith("zip") else "a.tar.gz"
-        # what follows a NUL in the name of a member is not part of it
+        # the name of a member ends at a NUL
         fails = () if "NUL" in name else None
         readers = {"unpack": lambda folder, file=file: unpack_below(folder / file, folder / "target")}
         yield Case("archive", name, lambda folder, write=write, file=file: write(folder / file), readers, fails)
@@ -310,7 +310,7 @@ def other_cases() -> Iterator[Case]:
         readers = in_folder({"recipe": load_recipe}, "x.yaml")
         yield Case("defaults", name, lambda folder, text=text: (folder / "x.yaml").write_text(text), readers)
     for name, content in images.IMAGES.items():
-        # these two have a good image, which may be read
+        # these two contain a valid image, which may be read
         fails = () if "text of" in name or "circle" in name else None
         readers = in_folder({"image": read_image}, "innocent.png")
         write = lambda folder, content=content: (folder / "innocent.png").write_bytes(content())  # noqa: E731
@@ -369,7 +369,7 @@ def test_a_bad_file_is_refused_or_read(case: Case, sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize("table", tables.TABLES)
 def test_good_paths_are_read(table: str, sandbox: Sandbox) -> None:
-    """Otherwise the bad ones could be refused for another reason."""
+    """The same tables with good paths are read, so the path is the reason that the bad ones are refused."""
     samples: list[Any] = []
     sandbox.read(lambda: samples.append(tables.TABLES[table]("before.png", sandbox.folder)))
     assert samples[0].before.shape == (3, 8, 8)

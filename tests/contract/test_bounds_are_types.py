@@ -1,4 +1,4 @@
-"""Every number that a public class takes has its bounds in its type, and every bound is also checked in Python."""
+"""Every numeric argument of a public class has its bounds in its type, and every bound is also checked in Python."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from lightning_idc.utils.lazy import public_names
 BOUNDS = {name for name, kind in vars(bounds).items() if isinstance(kind, type) and issubclass(kind, bounds.Bounded)}
 SEEDS = {"seed", "data_seed", "noise_seed"}
 RESULTS = {"Answer", "Caption", "Difference", "Interval", "Protocol", "Scores", "Table", "TrainingStep"}
-"""Public classes that the library makes, and users read."""
+"""Public classes that the library creates and users only read."""
 NO_BOUND = {
-    "AdversarialRetriever": {"temperature"},  # may be infinite: a retriever that chooses uniformly
-    "BertAdam": {"max_grad_norm"},  # -1 for none
+    "AdversarialRetriever": {"temperature"},  # may be infinite: the retriever then chooses uniformly
+    "BertAdam": {"max_grad_norm"},  # -1 means no limit
     "FromData": {"error_margins"},
-    "MDP": {"layers"},  # indices, also from the end
+    "MDP": {"layers"},  # indices, which may count from the end
     "MDPAdapter": {"layers"},
     "NAMC": {"stage"},
-    "NearestPrototype": {"min_similarity"},  # a cosine
+    "NearestPrototype": {"min_similarity"},  # a cosine similarity
     "PairDataModule": {"fill_nan"},
     "RewardMined": {"max_reward"},
     "SimilarPairs": {"gamma", "alpha", "beta"},
-    "StatefulEncoder": {"layers"},  # rising, up to the depth of the tower, which is known later
+    "StatefulEncoder": {"layers"},  # ascending, up to the depth of the tower, which is known only later
     "StatefulEncoderAdapter": {"layers"},
     "TimmGrid": {"stage"},
-    "WeightedRewards": {"weights"},  # one below 0 is a penalty
-    "EraseObjects": {"max_similarity", "confidence", "overlap"},  # of a model, whose scale they have
+    "WeightedRewards": {"weights"},  # a negative weight is a penalty
+    "EraseObjects": {"max_similarity", "confidence", "overlap"},  # on the scale of a model's scores
     "RemovedObjects": {"present", "absent"},
     "SamSegmenter": {"confidence", "stability"},
     "GridBackbone": {"mean", "std"},
 }
-"""Numbers of which any may make sense."""
+"""Numbers for which any value can make sense."""
 CHECKED_BY_HAND = {
     "FrameInterpolator": {"frames"},  # 1, 3, 7, ...
     "LogarithmicWarmup": {"warmup", "steps", "start"},
@@ -50,11 +50,11 @@ STILL_BY_HAND: dict[str, set[str]] = {
     "NoiseMasking": {"weight"},
     "PreferenceOptimization": {"weight"},
 }
-"""Classes that still check their numbers by hand; this may only become shorter."""
+"""Classes that still check their numbers by hand; never add to this."""
 
 
 def public_classes() -> Iterator[ast.ClassDef]:
-    """Definitions of all public classes, each once."""
+    """Yield the definition of each public class once."""
     seen = set()
     for stub in sorted(PACKAGE.rglob("__init__.pyi")):
         for module, name in public_names(stub).values():
@@ -72,7 +72,7 @@ def arguments_of(function: ast.FunctionDef) -> list[tuple[str, ast.expr | None]]
 
 
 def arguments_of_class(node: ast.ClassDef) -> list[tuple[str, ast.expr | None]]:
-    """Arguments of the constructor; of a dataclass, its fields."""
+    """Arguments of the constructor, or fields of a dataclass."""
     for member in node.body:
         if isinstance(member, ast.FunctionDef) and member.name == "__init__":
             return arguments_of(member)
@@ -102,7 +102,7 @@ def test_numbers_of_public_classes_have_bounds() -> None:
 
 
 def unchecked(tree: ast.Module) -> Iterator[str]:
-    """Functions and dataclasses of a module that have bounds and do not check them."""
+    """Names of the functions and dataclasses of a module that declare bounds and do not check them."""
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     for node in classes:
         fields = [member.annotation for member in node.body if isinstance(member, ast.AnnAssign)]

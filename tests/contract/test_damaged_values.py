@@ -1,4 +1,4 @@
-"""Good checkpoints and folders with one value replaced: each is refused in one line, or still good."""
+"""Good checkpoints and folders with one value replaced: each is refused in one line, or still loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_idc.utils.errors import CheckpointError
 
 
 def read_each(files: Mapping[str, Writer], reader: Reader, sandbox: Sandbox) -> dict[str, str]:
-    """The line for each file, '' where it is read."""
+    """Message that each file is refused with, or '' if it is read."""
     messages = {}
     for name, write in files.items():
         sandbox.clear("file.ckpt", "out.ckpt")

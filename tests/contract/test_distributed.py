@@ -40,6 +40,6 @@ def test_two_processes_equal_one(kind: str, one: tuple[Path, dict[str, Any]], tm
     for name in weights:
         torch.testing.assert_close(weights[name], reference[name], rtol=1e-4, atol=2e-6, msg=name)
     assert weights["adapters.shift.shift"].abs().max() > 1e-3
-    # a checkpoint of two processes loads in one, without a Trainer and with the add-on left behind
+    # a checkpoint of two processes loads in one, without a Trainer and without the add-on
     alone = TinyCaptioner.load_from_checkpoint(tmp_path / f"{kind}.ckpt")
     assert alone.net is not None and not [k for k in alone.state_dict() if k.startswith("aux_addons")]

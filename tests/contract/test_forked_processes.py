@@ -1,4 +1,4 @@
-"""Processes that are forked for tests behave as those that Python starts, which are the oracle."""
+"""Processes that are forked for tests behave like those that Python starts, which are the oracle."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_command_line_folder_environment_and_path_are_equal(kind: str, tmp_path:
     expected, result = both(tmp_path, *command, "one", "--two")
     assert result.returncode == expected.returncode == 0, result.stderr
     assert json.loads(result.stdout) == json.loads(expected.stdout)
-    # hooks of editable installations may stand anywhere on the path
+    # hooks of editable installations may be anywhere on the path
     (path, *rest), (expected_path, *expected_rest) = json.loads(result.stderr), json.loads(expected.stderr)
     assert rest == expected_rest and [folder for folder in path if folder in expected_path] == expected_path
 
@@ -80,7 +80,7 @@ def test_signals_arrive_and_a_killed_client_takes_its_process_with_it() -> None:
             [forking_python(), "-c", SLEEPS],
             stdout=subprocess.PIPE,
             text=True,
-            # a shell starts what runs in its background, such as these tests, with this signal ignored
+            # a shell starts background jobs, such as these tests, with this signal ignored
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert process.stdout is not None
@@ -89,7 +89,7 @@ def test_signals_arrive_and_a_killed_client_takes_its_process_with_it() -> None:
         assert process.stdout.readline() == "interrupted\n"
         process.send_signal(end)
         assert process.wait(60) == status
-        process.communicate(timeout=60)  # the pipe is at its end when the forked process is
+        process.communicate(timeout=60)  # the pipe ends when the forked process ends
         until = time.monotonic() + 60
         while Path(f"/proc/{pid}").exists():
             assert time.monotonic() < until

@@ -1,4 +1,4 @@
-"""Fuzzing what reads images, checkpoints, YAML and command lines: our own errors or a sound result, nothing else."""
+"""Fuzz the readers of images, checkpoints, YAML and command lines: they raise our errors or return a valid result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lightning_idc.images.read import read_image
 from lightning_idc.models.loading import load_captioner
 from lightning_idc.utils.errors import IDCError
 
-# `make fuzz` draws others, for as long as wanted
+# `make fuzz` draws other examples, for a given time
 QUICK = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -40,7 +40,7 @@ CHANGES = st.lists(
 
 
 def changed(data: bytes, changes: list[tuple[str, float, int]], within: int | None = None) -> bytes:
-    """Bytes with drawn damage at drawn places, of the first ``within`` bytes where that is given."""
+    """Apply drawn changes at drawn positions of the data, or of its first ``within`` bytes."""
     found = bytearray(data)
     for kind, place, value in changes:
         at = int(place * (min(len(found), within or len(found)) - 1)) if found else 0
@@ -63,7 +63,7 @@ def changed(data: bytes, changes: list[tuple[str, float, int]], within: int | No
 
 
 def pictures() -> dict[str, bytes]:
-    """A small image in every format, and in the modes that formats treat apart."""
+    """A small image in every format, and in the modes that a format encodes differently."""
     values = np.random.default_rng(0).integers(0, 256, (6, 5, 4), dtype=np.uint8)
     colour = Image.fromarray(values[..., :3])
     modes = {
@@ -111,7 +111,7 @@ def read_picture(data: bytes, folder: Path) -> None:
 
 def read_or_refuse(data: bytes, options: ImageOptions) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
+        warnings.simplefilter("ignore")  # Pillow warns about damaged metadata
         try:
             image = read_image(data, options, name="fuzz")
         except IDCError as error:

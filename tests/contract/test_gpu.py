@@ -1,4 +1,4 @@
-"""The small captioners on a GPU: each precision trains, its checkpoint goes on on the CPU, both say the same."""
+"""The small captioners on a GPU: each precision trains, and its checkpoint gives the same caption on the CPU."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_each_precision_trains_and_goes_on_on_the_cpu(
     monkeypatch.chdir(tmp_path)
     procap_tiny.tokenizer(tmp_path)
     model = made(kind, tmp_path)
-    # so many steps that 16-mixed, which leaves out those that overflow, has found its scale
+    # enough steps for 16-mixed, which skips steps that overflow, to find its loss scale
     trainer = trainer_of(device, precision, tmp_path, 16)
     data = GridPairs(batch_size=4, seed=1)
     trainer.fit(model, data)

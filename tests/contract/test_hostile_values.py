@@ -1,4 +1,4 @@
-"""Values of strangers that stay values: data in checkpoints, texts in reports and terminals, addresses in requests."""
+"""Untrusted values are never executed: data in checkpoints, texts in reports and terminals, addresses in requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lightning_idc.utils.text import markdown, plain, printable
 
 
 def test_side_effects_are_seen(sandbox: Sandbox) -> None:
-    """Else nothing below could fail."""
+    """The watcher reports known side effects, so the tests below can fail."""
     place, secrets = sandbox.folder, sandbox.secrets
 
     def write(path: Path) -> None:
@@ -115,7 +115,7 @@ def test_texts_are_text_wherever_they_are_shown(name: str, sandbox: Sandbox) -> 
     (case,) = ElementTree.parse(root / "junit.xml").getroot().iter("testcase")
     assert len(case) == 1 and len(case[0]) == 0
     if name != "half of a sign":
-        unchanged = record | {"status": "unchanged"}  # no difference image, since there are no images
+        unchanged = record | {"status": "unchanged"}  # "unchanged" needs no difference image, and there are no images
         sandbox.read(lambda: write_reg([unchanged], root, root, root / "reg.json"))
         assert list(json.loads((root / "reg.json").read_text())["captions"].values()) == [text]
         (root / "c.json").write_text(json.dumps({"p": text}))

@@ -1,4 +1,4 @@
-"""Clipped gradients and a fused optimizer go together under mixed precision, with the steps of a plain optimizer."""
+"""Gradient clipping works with a fused optimizer under mixed precision, and gives the steps of a plain optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_idc.utils.errors import ConfigError
 
 def train(fused: bool, precision: str = "bf16-mixed", checkpoint: Path | None = None, **options: Any) -> Any:
     seed_everything(1, verbose=False)
-    # a clip that binds: the gradients of the first steps are larger
+    # the clip takes effect: the gradients of the first steps are larger
     trainer = Trainer(precision=precision, **{"gradient_clip_val": 0.05, "max_epochs": 2, **QUIET, **options})
     model = TinyCaptioner(dropout=0.0, optimizer=partial(torch.optim.AdamW, lr=1e-2, fused=fused))
     trainer.fit(model, TinyPairs(batch_size=4, seed=1), ckpt_path=checkpoint, weights_only=True)
@@ -34,7 +34,7 @@ def test_a_fused_optimizer_clips_as_a_plain_one_does() -> None:
 
 
 def test_the_clip_binds() -> None:
-    """Otherwise the test above would hold without clipping, too."""
+    """Gradient norms exceed the limit and are clipped to it, so the test above depends on clipping."""
     seed_everything(1, verbose=False)
     norms: list[float] = []
     model = TinyCaptioner(dropout=0.0, optimizer=partial(torch.optim.AdamW, lr=1e-2, fused=True))
@@ -53,7 +53,7 @@ def test_the_clip_binds() -> None:
 
 @pytest.mark.slow
 def test_it_resumes(tmp_path: Path) -> None:
-    """The state of a fused optimizer brings its marks back."""
+    """A run with a fused optimizer and clipping resumes from its checkpoint."""
     trainer, _ = train(True)
     trainer.save_checkpoint(tmp_path / "two.ckpt")
     again, _ = train(True, checkpoint=tmp_path / "two.ckpt", max_epochs=3)
@@ -68,12 +68,12 @@ def test_other_runs_keep_their_optimizer_as_it_is() -> None:
 
 
 class Compensated(torch.optim.SGD):
-    """An optimizer of another package, which is trusted with 16-bit weights."""
+    """Stands for an optimizer from another package, which may train 16-bit weights."""
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
 def test_16_bit_weights_are_refused_under_plain_optimizers(precision: str) -> None:
-    """bfloat16 has 8 bits of mantissa: a step below 1/256 of a weight changes nothing, and the loss stands still."""
+    """bfloat16 has 8 bits of mantissa: a step below 1/256 of a weight changes nothing, and the loss stalls."""
     data = TinyPairs(batch_size=4, seed=1)
     with pytest.raises(ConfigError, match=r"trainable weights have 16 bits .*bf16-mixed"):
         Trainer(precision=precision, max_steps=0, **QUIET).fit(TinyCaptioner(), data)

@@ -1,4 +1,4 @@
-"""Models of transformers that bring code of their own: never run, never asked about on a terminal."""
+"""The code of transformers models that ship their own is never run, and no terminal prompt offers to run it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Config(PretrainedConfig):
 
 
 def unsaid(tree: ast.Module) -> list[int]:
-    """Lines in which an Auto class of transformers loads something, and nothing says that no code is run."""
+    """Lines that load something with an Auto class of transformers without setting ``trust_remote_code`` to false."""
     found = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):

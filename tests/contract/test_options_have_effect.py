@@ -1,7 +1,7 @@
-"""Every value of every option of every part, on every captioner: it changes a training step, or it is refused by name.
+"""Every value of every option of every part, on every captioner, changes a training step or is refused by name.
 
-The oracle of an effect is the same step without the option. Seen are losses, logged values, gradients, the modules that
-exist and train, and warnings.
+The oracle is the same step without the option. Compared are losses, logged values, gradients, the modules that exist
+and train, and warnings.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_every_part_of_the_table_is_here() -> None:
 
 @pytest.mark.slow
 def test_a_step_without_a_change_is_seen_as_equal() -> None:
-    """Otherwise every option would seem to have an effect."""
+    """Two runs without a change have equal outcomes, so a difference is an effect of the option."""
     for part, options in OPTIONS.items():
         one, two = (outcome("NAMC", options.make("NAMC"), steps=2) for _ in range(2))
         assert not differ(one, two), part

@@ -1,4 +1,4 @@
-"""Weights are taken over only by what computes the same from them: their shapes fit other numbers of heads as well."""
+"""Weights load only into a module with the same computation; matching shapes do not ensure the same number of heads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MANY = {**TINY, "text_cfg": {**TINY["text_cfg"], "heads": 4}}
 
 
 def saved(model: PairModule, path: Path, without: str | None = None) -> str:
-    """A checkpoint as the Trainer writes it, if need be without one of the hyper-parameters."""
+    """Save a checkpoint as the Trainer writes it, optionally without one of the hyper-parameters."""
     model.build()
     hparams = {name: value for name, value in dict(model.hparams).items() if name != without}
     checkpoint = {"state_dict": model.state_dict(), "hyper_parameters": hparams, "class_path": public_name(type(model))}
@@ -114,10 +114,10 @@ def test_weights_of_another_computation_are_refused(name: str, tmp_path: Path) -
 
 def test_what_takes_no_part_is_not_compared(tmp_path: Path) -> None:
     pytest.importorskip("open_clip")
-    # the heads of a decoder that is left behind, and the text tower that a tower for images stands beside
+    # the heads of a decoder that is not loaded, and the text tower when only the image tower is loaded
     captioner(encoder_weights=saved(captioner(heads=4), tmp_path / "a.ckpt")).build()
     retrieval(tower_weights=saved(naming(MANY), tmp_path / "b.ckpt")).build()
-    # nor is what a checkpoint does not say
+    # nor are hyper-parameters that are missing in the checkpoint
     NAMC(**CAPTIONER, heads=2, init_from=saved(NAMC(**CAPTIONER), tmp_path / "c.ckpt", without="heads")).build()
 
 

@@ -1,8 +1,8 @@
 """Every part of the papers on every captioner: it works, or one line refuses it.
 
 ``works`` means: every parameter gets a gradient, weight 0 equals absent, the checkpoint loads without the callbacks, a
-resumed run equals an uninterrupted one, and two processes hold the same weights. The table of the documentation is
-this one.
+resumed run equals an uninterrupted one, and two processes hold the same weights. The documentation contains the same
+table.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ REFUSED: dict[tuple[str, str], str] = {
     ("MDPAdapter", "ProCap"): "ProCapNet has no module 'backbone' for MDP",
     ("MDPAdapter", "LLaVA-1.5"): "LLaVA-1.5 reads the pair as one image, whose halves no adapter can separate",
 }
-"""Parts that a captioner refuses, each with the beginning of the message."""
+"""Parts that a captioner refuses, each with the start of the message."""
 BATCH_NORM = ("PairTransformer", "NAMC")
 WITHOUT_DROPOUT = ("PreferenceOptimization", "PreferenceOptimization, AdaptersOff", "GroupRelative", "SelfCritical")
-"""Parts that train a captioner in eval mode."""
+"""Parts that train the captioner in eval mode."""
 CHECKPOINTS = TemporaryDirectory()
 GROUPED_BY = "captioner"
 CELLS = [(part, captioner) for part in PARTS for captioner in CAPTIONERS]
@@ -61,9 +61,9 @@ cells = pytest.mark.parametrize(("part", "captioner"), WORKING)
 
 
 class Idle(Callback):
-    """Trainable parameters without a gradient in some step, and those that no step gave one other than 0.
+    """Records the parameters that miss a gradient in some step, and those that never get one other than 0.
 
-    ``after_one_epoch`` are the values that the parameters have then.
+    ``after_one_epoch`` has the values of the parameters after the first epoch.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -83,20 +83,20 @@ class Idle(Callback):
 
 
 def train(captioner: str, callbacks: list[Callback], folder: Path, **options: Any) -> Any:
-    """Two epochs of two steps, from the same seed."""
+    """Train for two epochs of two steps, from the same seed."""
     data = RejectedPairs(batch_size=options.pop("batch_size", 4))
     torch.manual_seed(0)
     return fit(callbacks, folder, CAPTIONERS[captioner](), data=data, **options)
 
 
 def saver(folder: Path) -> ModelCheckpoint:
-    """Saves after three steps of four, in the middle of the second epoch."""
+    """Saves a checkpoint after three of four steps, in the middle of the second epoch."""
     return ModelCheckpoint(folder, filename="three", every_n_train_steps=3, save_top_k=-1)
 
 
 @cache
 def trained(part: str, captioner: str) -> tuple[Any, Idle, Path]:
-    """A captioner trained with a part, and its checkpoint after three steps; tests must leave it as it is."""
+    """A captioner trained with a part, and its checkpoint after three steps; tests must not modify it."""
     idle, folder = Idle(), Path(mkdtemp(dir=CHECKPOINTS.name))
     callbacks = [*PARTS[part].callbacks(captioner), idle, saver(folder)]
     return train(captioner, callbacks, folder, enable_checkpointing=True), idle, folder / "three.ckpt"
@@ -104,7 +104,7 @@ def trained(part: str, captioner: str) -> tuple[Any, Idle, Path]:
 
 @cache
 def trained_without(part: str | None, captioner: str) -> dict[str, Any]:
-    """Weights of a captioner trained with what a part needs, and without the part; most parts need nothing."""
+    """Weights of a captioner trained with the callbacks that a part requires, usually none, but without the part."""
     needed = PARTS[part].needs(captioner) if part is not None else []
     if part is not None and not needed:
         return trained_without(None, captioner)
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused_in_one_line(part: str, captioner: str, tmp
 def test_every_parameter_trains(part: str, captioner: str) -> None:
     model, idle, _ = trained(part, captioner)
     assert idle.absent == set()
-    # without masks, NAMC's mask embedding has a gradient of 0, so that distributed training finds it
+    # without masks, NAMC's mask embedding gets a zero gradient, so that distributed training finds it
     masks = {"net.encoder.mask_embedding"} if part not in MASKING else set()
     assert idle.zero <= masks
     before = trained_without(part, captioner)
@@ -134,7 +134,7 @@ def test_every_parameter_trains(part: str, captioner: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "captioner"), [cell for cell in WORKING if PARTS[cell[0]].is_addon(cell[1])])
 def test_weight_zero_equals_absent(part: str, captioner: str, tmp_path: Path) -> None:
-    """Nor does it matter that this one alone writes a checkpoint."""
+    """A part of weight 0 leaves the same weights as no part, although only this run writes a checkpoint."""
     callbacks = [*PARTS[part].callbacks(captioner, weight=0.0), saver(tmp_path)]
     off = train(captioner, callbacks, tmp_path, enable_checkpointing=True)
     assert_same(host_state(off), trained_without(part, captioner))
@@ -163,7 +163,7 @@ def test_resume_equals_uninterrupted(part: str, captioner: str, tmp_path: Path) 
 @pytest.mark.dist
 @pytest.mark.parametrize("captioner", [name for name in CAPTIONERS if any(cell[1] == name for cell in WORKING)])
 def test_two_processes_equal_one(captioner: str, tmp_path: Path) -> None:
-    """After one epoch of two steps; test_plugins.py has the same for two epochs of every part."""
+    """Weights are equal after one epoch of two steps; test_plugins.py checks two epochs of every part."""
     script = Path(__file__).with_name("parts_processes.py")
     parts = [part for part, name in WORKING if name == captioner]
     launch(script, captioner, tmp_path / "out.pt", *parts, processes=2)
@@ -171,9 +171,9 @@ def test_two_processes_equal_one(captioner: str, tmp_path: Path) -> None:
     for part in parts:
         assert outcome[part]["apart"] == [], f"{part}: both processes hold the same weights"
         if part == "AdversarialRetriever":
-            continue  # its candidates are drawn anew on each process
+            continue  # each process draws its own candidates
         if captioner in BATCH_NORM and part not in WITHOUT_DROPOUT:
-            continue  # batch norms of the backbone read the batch of a process
+            continue  # batch norms of the backbone depend on the batch of a process
         expected = trained(part, captioner)[1].after_one_epoch
         torch.testing.assert_close(
             outcome[part]["weights"], expected, rtol=1e-3, atol=1e-5, msg=lambda m, p=part: f"{p}: {m}"
@@ -181,7 +181,7 @@ def test_two_processes_equal_one(captioner: str, tmp_path: Path) -> None:
 
 
 def table() -> str:
-    """The table of the documentation."""
+    """The table in the documentation, as Markdown."""
     head = ["| part |" + "".join(f" {name} |" for name in CAPTIONERS), "|" + "---|" * (len(CAPTIONERS) + 1)]
     rows = [
         f"| {part} |" + "".join(" no |" if (part, name) in REFUSED else " yes |" for name in CAPTIONERS)

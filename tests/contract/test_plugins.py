@@ -1,4 +1,4 @@
-"""The rules of add-ons and adapters, for every public one of the library."""
+"""The rules of add-ons and adapters hold for every public one of the library."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ every = pytest.mark.parametrize("name", PLUGINS)
 
 
 class Watch(Callback):
-    """Trainable weights after each step, those that no step gave a gradient, and those that some step gave none."""
+    """Records trainable weights after each step, those that never get a gradient, and those that once miss it."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.steps: list[dict[str, Tensor]] = []
@@ -65,9 +65,9 @@ def callbacks_of(name: str, averaged: bool) -> list[Callback]:
 
 @cache
 def trained(name: str, averaged: bool = False) -> tuple[Any, Watch, Path]:
-    """A plug-in trained without interruption, and its checkpoint after six of the eight steps of two epochs.
+    """A model trained with a plug-in without interruption, and its checkpoint after six of eight steps in two epochs.
 
-    It is trained once for all tests, which must leave it as it is.
+    It is trained once for all tests, which must not modify it.
     """
     watch, folder = Watch(), Path(mkdtemp(dir=CHECKPOINTS.name))
     saver = ModelCheckpoint(folder, filename="six", every_n_train_steps=6, save_top_k=-1)
@@ -84,7 +84,7 @@ def log_probs(model: TinyCaptioner) -> Tensor:
 
 
 def close(found: dict[str, Tensor], model: LightningModule) -> None:
-    """All weights are equal up to rounding; buffers that follow single batches, such as running means, may differ."""
+    """Assert that weights are equal up to rounding; buffers of single batches, such as running means, may differ."""
     for name, value in model.named_parameters():
         torch.testing.assert_close(
             found[name], value.data, rtol=1e-4, atol=2e-6, msg=lambda m, name=name: f"{name}: {m}"
@@ -214,7 +214,7 @@ def test_accumulating_four_batches_of_one_equals_one_of_four(name: str, tmp_path
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All plug-ins, one after the other, in two processes that are started once."""
+    """Results of training all plug-ins, one after the other, in two processes that are started once."""
     script = Path(__file__).with_name("plugin_processes.py")
     out = made_once(tmp_path_factory, "plugins", lambda out: launch(script, out / "found.pt", processes=2))
     found: dict[str, Any] = torch.load(out / "found.pt", weights_only=True)

@@ -1,4 +1,4 @@
-"""Folders that xdist's processes share: filled once, and again after a failure."""
+"""Folders shared by the processes of xdist are filled once, and again after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run by test_distributed.py: train and test the tiny captioner on one or two gloo processes, write what came out."""
+"""Run by test_distributed.py: train and test the tiny captioner on one or two gloo processes, and write the results."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What several tests share: tiny models and data, trainings, processes."""
+"""Helpers shared by several tests: tiny models and data, training runs, and processes."""

@@ -1,4 +1,4 @@
-"""Every captioner in small and a LightningModule of somebody else, and every part that can be added to them."""
+"""Small versions of every captioner, a LightningModule from outside the library, and every part to add to them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
 
 class RejectedSource(ColorSource):
-    """Pairs with a caption that is wrong."""
+    """Pairs that also have a wrong caption, in ``meta["rejected"]``."""
 
     def load(self, index: int) -> PairSample:
         sample = super().load(index)
@@ -68,7 +68,7 @@ class SiameseConv(nn.Conv2d):
 
 
 class Foreign(LightningModule):
-    """A module of somebody else on the same data: a backbone and a guess of the brightness of each image."""
+    """A module from outside the library on the same data: its head predicts the brightness of each image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,13 +126,13 @@ LORA: dict[str, list[str]] = {
         *("memory_layers", "decoder_layers", "norm_words", "transform", "bias"),
     ],
 }
-"""Modules that LoRA freezes; those of a vision-language model are known."""
+"""Modules that LoRA freezes in each captioner; vision-language models use its default."""
 ENCODER = {"NAMC": "net.encoder"}
-"""MaskedImageEncoder of a captioner, where it has one."""
+"""MaskedImageEncoder of each captioner that has one."""
 
 
 class SteadyDualEncoder(SmallDualEncoder):
-    """Its batch norms do not read the batch, which differs between one process and two."""
+    """A dual encoder whose batch norms ignore the batch, which differs between one process and two."""
 
     def train(self, mode: bool = True) -> SteadyDualEncoder:
         super().train(mode)
@@ -171,18 +171,18 @@ def preference(**options: Any) -> Callback:
 
 @dataclass(frozen=True)
 class Part:
-    """What is added to a captioner.
+    """Callbacks that are added to a captioner.
 
     Args:
-        own: makes the callbacks, for a captioner of :data:`CAPTIONERS`.
-        needs: makes callbacks that these need.
+        own: makes the callbacks of the part for a captioner of :data:`CAPTIONERS`.
+        needs: makes the other callbacks that the part requires.
     """
 
     own: Callable[[str], list[Callback]]
     needs: Callable[[str], list[Callback]] = lambda captioner: []
 
     def callbacks(self, captioner: str, weight: float = 1.0) -> list[Callback]:
-        """All of them, new ones."""
+        """New instances of all callbacks, with this weight for the part's add-ons."""
         own = self.own(captioner)
         for callback in own:
             if isinstance(callback, AddonCallback):
@@ -190,7 +190,7 @@ class Part:
         return [*self.needs(captioner), *own]
 
     def is_addon(self, captioner: str) -> bool:
-        """Whether its weight may be 0."""
+        """Whether the part consists of add-ons, whose weight may be 0."""
         return all(isinstance(callback, AddonCallback) for callback in self.own(captioner))
 
 

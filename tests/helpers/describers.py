@@ -1,4 +1,4 @@
-"""A model of descriptions that answers in the template, for recipes whose own has weights."""
+"""A stand-in without weights for the description model of a recipe; it answers in the requested template."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lightning_idc.synthesis.models.base import VisionLanguageModel
 
 
 class InTemplate(VisionLanguageModel):
-    """Fills the template that a prompt quotes with numbers, and talks on in every third answer.
+    """Fills the template that a prompt quotes with numbered objects, and adds a sentence to every third answer.
 
-    Without a template in the prompt it says what it was asked.
+    Without a template in the prompt, the answer is the number of the prompt.
     """
 
     prompts: list[str] = []  # noqa: RUF012  shared with the test: a recipe makes the instance

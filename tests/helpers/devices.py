@@ -1,4 +1,4 @@
-"""Tests that run on the CPU everywhere and on a GPU where there is one."""
+"""Parameters for tests that run on the CPU everywhere and on a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOTH = ["cpu", on_gpu("cuda")]
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Within, products of float32 are not rounded to TF32, as convolutions on a GPU are otherwise."""
+    """Turn off TF32, to which convolutions on a GPU otherwise round float32 products."""
     kept = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:

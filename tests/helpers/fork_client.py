@@ -1,9 +1,9 @@
-"""Client of fork_server.py: stands where a test starts a Python process, and has the server fork it.
+"""Client of fork_server.py: replaces ``python`` where a test starts a process, and lets the server fork that process.
 
     python -IS fork_client.py SOCKET -m lightning_idc run quickstart --smoke
 
-It hands over command line, environment, folder, signal mask and standard streams, passes signals on, and ends as the
-forked process ends. When it is killed, the server kills the forked process. Options of the interpreter are not
+It hands over its command line, environment, folder, signal mask and standard streams, forwards signals, and exits with
+the status of the forked process. When it is killed, the server kills the forked process. Interpreter options are not
 supported.
 """
 
@@ -39,8 +39,8 @@ def main() -> None:
     socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
     server.sendall(request)
     for number in (0, 1, 2):
-        os.close(number)  # a pipe is at its end once the forked process ends
-    # a signal that arrives just before a read that blocks would wait for the end of the read without these
+        os.close(number)  # readers of a pipe see its end as soon as the forked process exits
+    # without the wakeup socket, a signal just before a blocking read would be handled only after the read
     wake, woken = socket.socketpair()
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno())

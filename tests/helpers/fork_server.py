@@ -1,9 +1,9 @@
-"""Forks Python processes that have torch and Lightning imported, since most that tests start run for less than that.
+"""Fork Python processes with torch and Lightning already imported, since the imports take longer than most scripts.
 
-    python fork_server.py SOCKET MODULE ...  # imports the modules; fork_client.py asks for processes
+    python fork_server.py SOCKET MODULE ...  # imports the modules; fork_client.py requests processes
 
-A forked process has the command line, environment, folder, signal mask and standard streams of its client, and
-``sys.path`` as Python starts with. It differs from a process of its own in what is imported, and in its parent.
+A forked process has the command line, environment, folder, signal mask and standard streams of its client, and the
+initial ``sys.path`` of Python. It differs from a directly started process in its imported modules and its parent.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 OWN_FOLDERS = (str(Path(__file__).resolve().parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
-"""What this process has on its path because of how it was started."""
+"""Entries of ``sys.path`` that only this process needs."""
 
 
 class Server:
-    """Answers clients until its standard input ends, which is the end of the tests.
+    """Answers clients until its standard input is closed, which happens when the tests end.
 
     Args:
-        address: path of its socket, in a folder that it removes at its end.
+        address: path of the socket, in a folder that the server removes when it exits.
         executable: file that starts a client, which a forked process has as its ``sys.executable``.
     """
 
@@ -45,7 +45,7 @@ class Server:
         self.listening = socket.socket(socket.AF_UNIX)
         self.listening.bind(f"{address}.new")
         self.listening.listen(64)
-        os.rename(f"{address}.new", address)  # it is there once it answers
+        os.rename(f"{address}.new", address)  # the path must not exist before the server answers
         self.clients: dict[int, socket.socket] = {}
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listening, selectors.EVENT_READ, self.accept)
@@ -69,7 +69,7 @@ class Server:
         os._exit(0)
 
     def kill(self, pid: int) -> None:
-        """Kill a process with its workers."""
+        """Kill a process and its workers."""
         for end in (os.killpg, os.kill):
             with suppress(ProcessLookupError):
                 end(pid, signal.SIGKILL)
@@ -94,13 +94,13 @@ class Server:
                 run(json.loads(request), streams, self.executable, self.path)
             self.clients[pid] = client
             self.selector.register(client, selectors.EVENT_READ, partial(self.lost, pid))
-            with suppress(OSError):  # a client that gave up waiting does not end the server; see lost
+            with suppress(OSError):  # the server outlives a client that stopped waiting; see lost
                 client.sendall(f"{pid}\n".encode())
         for stream in streams:
             os.close(stream)
 
     def close(self) -> None:
-        """Close, in a forked process, all that is the server's."""
+        """Close the server's sockets in a forked process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
@@ -108,7 +108,7 @@ class Server:
             end.close()
 
     def lost(self, pid: int) -> None:
-        """The client was killed: so is its process, unless it has ended in the same moment."""
+        """Kill the process of a client that was killed, unless the process has just ended."""
         if pid in self.clients:
             self.selector.unregister(self.clients[pid])
             self.kill(pid)
@@ -132,7 +132,7 @@ class Server:
 
 
 def run(request: dict[str, Any], streams: array.array[int], executable: str, path: list[str]) -> NoReturn:
-    """Be the process of a request."""
+    """Run the command of a request in this forked process, and exit."""
     status = 1
     try:
         os.setsid()
@@ -149,7 +149,7 @@ def run(request: dict[str, Any], streams: array.array[int], executable: str, pat
         os.environ.update(request["environment"])
         os.getppid = lambda: int(request["parent"])
         sys.executable = executable
-        gc.callbacks.clear()  # those of pytest's plug-ins: a signal that arrives in one of them is lost
+        gc.callbacks.clear()  # callbacks of pytest plug-ins: a signal that arrives during one is lost
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, signal.SIG_IGN if number in request["ignored"] else handler)
@@ -178,7 +178,7 @@ def ended(command: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:
-        # without the lines of this file
+        # as the interpreter reports an uncaught exception
         sys.excepthook(type(error), error, error.__traceback__)
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]
@@ -209,9 +209,9 @@ def execute(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # listens before it imports: clients wait, and none is refused
+    # listen before the imports, so that early clients wait and none is refused
     serving = Server(*sys.argv[1:3])
     for name in sys.argv[3:]:
         importlib.import_module(name)
-    gc.freeze()  # no forked process searches what is imported for garbage, which takes a second and copies its memory
+    gc.freeze()  # garbage collection in forked processes skips the imports, which saves a second and memory
     serving.serve()

@@ -1,7 +1,7 @@
-"""Side effects, seen by Python's audit hooks: what a hostile file might do, and nothing that a reader has to do.
+"""Watch for side effects of hostile files with Python's audit hooks, ignoring what a reader has to do.
 
-A program, a connection, an import or a script of the file's folder, a write outside the folder, a read of the secrets
-beside it. Hooks cannot be removed, so that one is installed once and sleeps between the tests.
+Side effects are programs, connections, imports or scripts from the file's folder, writes outside the folder, and reads
+of the secrets next to it. Hooks cannot be removed, so one is installed once and is idle between tests.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TEMPORARY = Path(tempfile.gettempdir()).resolve()
 
 
 class Watch:
-    """What happens while a file of a stranger is read.
+    """Records side effects while an untrusted file is read.
 
     Args:
-        folder: in which the reader may write.
-        secrets: folder beside it that nothing may be read from.
+        folder: folder in which the reader may write.
+        secrets: neighbouring folder that must not be read or written.
     """
 
     def __init__(self, folder: Path, secrets: Path) -> None:
@@ -62,7 +62,7 @@ class Watch:
         return None
 
     def _outside(self, path: Path) -> str | None:
-        # unpackers may use the temporary folder, in which pytest keeps its own, the secrets among them
+        # unpackers may write to the temporary folder, but not to pytest's folders within it, such as the secrets
         mine = path.is_relative_to(self.folder) or path == Path(os.devnull) or "__pycache__" in path.parts
         temporary = path.is_relative_to(TEMPORARY) and not path.is_relative_to(self.folder.parent)
         return None if mine or temporary else str(path)
@@ -75,7 +75,7 @@ _installed = False
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     global _watch
     if _watch is not None:
-        watch, _watch = _watch, None  # what is done here is not looked at
+        watch, _watch = _watch, None  # the watcher's own events are not recorded
         try:
             watch(event, args)
         finally:
@@ -84,7 +84,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 @contextmanager
 def watched(folder: Path, secrets: Path) -> Iterator[list[str]]:
-    """The list of side effects, which fills while the body runs."""
+    """Yield a list to which side effects are added while the body runs."""
     global _watch, _installed
     if not _installed:
         sys.addaudithook(_hook)
@@ -101,6 +101,6 @@ def watched(folder: Path, secrets: Path) -> Iterator[list[str]]:
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    """All that lies below a folder and beside it: native code opens files without an event."""
+    """All files below a folder and the names next to it, since native code opens files without an audit event."""
     beside = {str(path): b"" for path in folder.parent.iterdir()}
     return beside | {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""Folders that the processes of xdist share, so that what takes long is done once in a run of the tests."""
+"""Folders shared by the processes of xdist, so that slow preparations run once per test session."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Folder that the first process to need it fills; tests must leave it as it is.
+    """Return a folder that the first process to need it has filled; tests must not change it.
 
-    xdist may divide the tests of a module between its processes, each of which would otherwise fill one.
+    xdist may divide the tests of a module between its processes, each of which would otherwise fill its own folder.
 
     Args:
         factory: fixture ``tmp_path_factory``.
-        name: name of the folder, and of no other one in this run.
-        make: fills the folder, which is empty. When it fails, the next process tries again.
+        name: name of the folder, unique in the test session.
+        make: fills the empty folder. When it fails, the next process tries again.
     """
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -1,4 +1,4 @@
-"""One training step of a small captioner with parts, and all that can be seen of it."""
+"""One training step of a small captioner with parts, and its observable outcome."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCH = 3
 
 
 class MixedSource(ColorSource):
-    """Every third pair is unchanged, and every pair has captions that are wrong."""
+    """Pairs of which every third is unchanged; each has a wrong caption in ``meta["rejected"]``."""
 
     def captions(self, index: int) -> list[str]:
         return ["nothing changed"] if index % 3 == 2 else super().captions(index)
@@ -57,7 +57,7 @@ class MixedPairs(ColorPairs):
 
 @cache
 def trainer() -> Any:
-    """A trainer that looks as it does in ``fit``; its callbacks and module are set by each step."""
+    """A trainer in the state of ``fit``; each step sets its callbacks and module."""
     trainer: Any = Trainer(devices=1, enable_checkpointing=False, **QUIET)
     trainer.state.fn, trainer.state.stage = TrainerFn.FITTING, RunningStage.TRAINING
     trainer.datamodule = MixedPairs(batch_size=BATCH, seed=1, image_size=SIDE)
@@ -67,7 +67,7 @@ def trainer() -> Any:
 
 @cache
 def built(captioner: str) -> tuple[Any, list[Any]]:
-    """A captioner of short captions, or another module, and two batches for it."""
+    """A captioner limited to short captions, or another module, and two batches for it."""
     torch.manual_seed(0)
     model: Any = CAPTIONERS[captioner]()
     model._trainer, trainer().strategy._lightning_module = trainer(), model
@@ -79,7 +79,7 @@ def built(captioner: str) -> tuple[Any, list[Any]]:
     batches = [model.collate(samples) for samples in pairs]
     model.store_hparams(max_length=min(6, model.hparams["max_length"]))
     model.log = lambda *unused, **options: None
-    # a vision-language model compares methods of scoring once, which copies then need not do
+    # a vision-language model compares scoring methods in its first step; copies inherit the result
     model.training_step(batches[0], 0)
     model._trainer = None
     return model, batches
@@ -87,7 +87,7 @@ def built(captioner: str) -> tuple[Any, list[Any]]:
 
 @contextmanager
 def borrowed(original: Any, is_adapted: bool) -> Iterator[Any]:
-    """The captioner itself, left as it was without add-ons; a copy for adapters, which cannot be removed."""
+    """Yield the captioner and restore it afterwards; yield a copy for adapters, which cannot be removed."""
     if is_adapted:
         yield copy.deepcopy(original)
         return
@@ -106,7 +106,7 @@ def borrowed(original: Any, is_adapted: bool) -> Iterator[Any]:
 def outcome(
     captioner: str, parts: list[Callback], steps: int = 1, unlike: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What some training steps with callbacks change: logged values, gradients, modules and warnings.
+    """Outcome of some training steps with callbacks: logged values, gradients, modules and warnings.
 
     The hooks are called in the order of Lightning's loop.
 
@@ -114,7 +114,7 @@ def outcome(
         captioner: name in :data:`CAPTIONERS`.
         parts: callbacks.
         steps: number of training steps, up to 2.
-        unlike: another outcome; if losses or logged values differ from its, gradients are not computed.
+        unlike: another outcome; if losses or logged values already differ from it, gradients are not computed.
     """
     original, batches = built(captioner)
     with borrowed(original, any(isinstance(part, AdapterCallback) for part in parts)) as model:

@@ -1,4 +1,4 @@
-"""Values of every option of every part of the papers, other than its default."""
+"""Non-default values for every option of every part from the papers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VLMS = frozenset({"Qwen2.5-VL", "LLaVA-OneVision", "LLaVA-1.5"})
 
 
 Where = Callable[[str], Mapping[str, Any]]
-"""Makes options for a captioner."""
+"""Makes further options for a captioner."""
 
 
 def nothing(captioner: str) -> Mapping[str, Any]:
@@ -50,12 +50,12 @@ def nothing(captioner: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Try:
-    """A value of an option other than its default.
+    """A non-default value of an option.
 
     Args:
         value: makes the value for a captioner.
-        where: makes other options, under which it has an effect.
-        steps: number of training steps after which the effect shows.
+        where: makes the other options that the value needs to have an effect.
+        steps: number of training steps until the effect is visible.
         refused: captioners that refuse the value; the message names the option or the value.
     """
 
@@ -67,14 +67,14 @@ class Try:
 
 @dataclass(frozen=True)
 class Options:
-    """A part with the values that are tried for its options.
+    """A part and the values to try for its options.
 
     Args:
         kind: class of the callback.
         make: makes all callbacks, for a captioner and options of that class.
-        tries: values by option; ``bool`` and ``Literal`` options without an entry get all other values.
-        without_effect: options without an effect that one process could show, each with the reason.
-        captioners: those that the part works on.
+        tries: values by option; ``bool`` and ``Literal`` options without an entry get all non-default values.
+        without_effect: options without a visible effect in one process, each with the reason.
+        captioners: captioners that the part works on.
     """
 
     kind: type[Callback]
@@ -84,7 +84,7 @@ class Options:
     captioners: frozenset[str] = EVERYWHERE
 
     def all_tries(self) -> list[tuple[str, Try]]:
-        """All values of all options; an option without one raises KeyError."""
+        """Values to try for all options; an option without any raises KeyError."""
         tries = []
         for option, (hint, default) in options_of(self.kind).items():
             if option in self.without_effect:
@@ -113,7 +113,7 @@ def options_of(kind: type) -> dict[str, tuple[Any, Any]]:
 
 
 def choices(hint: Any, default: Any) -> list[Any]:
-    """Values other than the default of a type that has few."""
+    """All non-default values of a ``bool`` or ``Literal`` type; none for other types."""
     if hint is bool:
         return [not default]
     return [value for value in get_args(hint) if value != default] if get_origin(hint) is Literal else []
@@ -132,7 +132,7 @@ def refused(value: Any, where: Where = nothing) -> list[Try]:
 
 
 class LettersOf(Reward):
-    """A number made from the length of a caption; the captions of the first pair have equal ones."""
+    """Reward derived from the length of a caption; it is 0 for all captions of the first pair."""
 
     def __init__(self, factor: float = 1.0) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class LettersOf(Reward):
 
 
 class ShorterSamples(Callback):
-    """Cuts the k-th sample of each pair to k + 2 tokens: untrained captioners say nothing but the longest captions."""
+    """Cuts the k-th sample of each pair to k + 2 tokens, since untrained captioners only generate full length."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for addon in addons_of(pl_module).values():
@@ -159,7 +159,7 @@ class ShorterSamples(Callback):
 
 
 class ByLetters(TextEncoder):
-    """Unit vectors whose angle depends on the letters of the text."""
+    """Encodes a text as a unit vector whose angle depends on its bytes."""
 
     def encode(self, texts: Sequence[str]) -> Tensor:
         angles = torch.tensor([float(sum(text.encode())) for text in texts])
@@ -181,7 +181,7 @@ FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def other_seed(make: Callable[[], nn.Module]) -> nn.Module:
-    """The same module with other weights."""
+    """The same module with its weights multiplied by -1.5."""
     module = make()
     with torch.no_grad():
         for parameter in module.parameters():

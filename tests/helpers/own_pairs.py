@@ -1,4 +1,4 @@
-"""A folder of pairs as people have them."""
+"""A folder of image pairs as users have them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLORS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 230)}
 
 
 def own_pairs(root: Path, count: int = 60) -> Path:
-    """Pairs of as many sizes and kinds of files as people have: a square that changes its colour, or does not."""
+    """Write pairs of mixed image sizes and file formats, in which a square changes its colour or stays the same."""
     draw = random.Random(0)
     rows = []
     for n in range(count):

@@ -1,4 +1,4 @@
-"""Recipes of recipes/paper in this process, on tiny files of the structure that the authors' data have."""
+"""Run recipes of recipes/paper in this process, on tiny files with the structure of the authors' data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def image(path: Path, width: int, height: int, seed: int) -> None:
 
 
 def image_editing_request(root: Path) -> None:
-    """Photographs of any size; an edit may be a crop, which is smaller."""
+    """Write Image Editing Request files: images of varying size, one edit of which is a crop and so smaller."""
     for split, count in (("train", 6), ("valid", 2), ("test", 2)):
         rows = []
         for n in range(count):
@@ -41,7 +41,7 @@ def image_editing_request(root: Path) -> None:
 
 
 def spot_the_diff(root: Path) -> None:
-    """Frames of 1024 x 577 to 580 pixels in the data set; the same aspect here."""
+    """Write Spot-the-Diff files, with the aspect ratio of the data set's frames of 1024 x 577 to 580 pixels."""
     (root / "annotations").mkdir(parents=True)
     for start, split, count in ((0, "train", 6), (100, "val", 2), (200, "test", 2)):
         rows = []
@@ -78,7 +78,7 @@ MAKERS = {
 
 
 def run_stages_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let stages run in this process, in a folder: a process of its own costs seconds."""
+    """Run stages in this process and in a folder, since a new process for each takes seconds."""
     monkeypatch.chdir(tmp_path)
     stages_here(monkeypatch)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Every public add-on and adapter of the library, each on the smallest host that has all they ask for."""
+"""Every public add-on and adapter of the library, each on the smallest host that meets its requirements."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def public_plugins() -> set[str]:
 
 
 def library_callbacks() -> set[str]:
-    """Names of all callbacks of the library that attach an add-on or an adapter, exported or not, without bases."""
-    public_plugins()  # imports the modules
+    """Names of all library callbacks that attach an add-on or an adapter, exported or not, without base classes."""
+    public_plugins()  # for its imports
     known: list[type] = [AddonCallback, AdapterCallback]
     for kind in known:
         known += kind.__subclasses__()
@@ -67,7 +67,7 @@ class Patches(nn.Module):
 
 
 class GridNet(TinyNet):
-    """The tiny network with a grid backbone, whose cells are kept for add-ons."""
+    """The tiny network with a grid backbone, whose cells are in ``extras`` for add-ons."""
 
     def __init__(self, words: int, width: int, dropout: float) -> None:
         super().__init__(words, width, dropout)
@@ -92,7 +92,7 @@ class GridCaptioner(TinyCaptioner):
 
 
 class MaskedGridCaptioner(GridCaptioner):
-    """Brings masks of its own, which follow from the pair and hide a different number of cells of each image."""
+    """Adds its own masks to the batch; they depend on the pair and hide a different number of cells in each image."""
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         batch = super().collate(samples)
@@ -102,7 +102,7 @@ class MaskedGridCaptioner(GridCaptioner):
 
 
 class GridSource(TinySource):
-    """Pairs of 16 x 16 with a caption that is wrong."""
+    """Pairs of 16 x 16 images that also have a wrong caption, in ``meta["rejected"]``."""
 
     def load(self, index: int) -> PairSample:
         generator = torch.Generator().manual_seed(int(self.ids[index]))
@@ -131,13 +131,13 @@ class Plugin:
     """A way to use one plug-in.
 
     Args:
-        covers: public names.
+        covers: public names that this entry tests.
         own: makes the callbacks under test.
-        beside: makes callbacks that these need and that stay when these have weight 0.
+        beside: makes the callbacks that those require and that stay active when those have weight 0.
         host: makes the module.
-        names: of the add-ons in checkpoints; none for adapters.
+        names: names of the add-ons in checkpoints; none for adapters.
         exempt: rules that do not hold, each with the reason.
-        options: of the trainer.
+        options: options of the trainer.
     """
 
     covers: tuple[str, ...]
@@ -149,7 +149,7 @@ class Plugin:
     options: dict[str, object] = field(default_factory=dict)
 
     def callbacks(self, weight: float = 1.0) -> list[Callback]:
-        """All of them, new ones."""
+        """New instances of all callbacks, with this weight for the add-ons under test."""
         own = self.own()
         for callback in own:
             if isinstance(callback, AddonCallback):
@@ -252,7 +252,7 @@ ADAPTERS = [name for name, plugin in PLUGINS.items() if not plugin.names]
 
 
 def train(name: str, folder: Path, callbacks: list[Callback], model: Any = None, **options: Any) -> Any:
-    """Two epochs of four steps on the host of a plug-in, from the same seed."""
+    """Train the host of a plug-in for two epochs of four steps, from the same seed."""
     plugin = PLUGINS[name]
     data = GridPairs(batch_size=options.pop("batch_size", 4), seed=1)
     return fit(callbacks, folder, model or plugin.host(), data=data, **{**plugin.options, **options})

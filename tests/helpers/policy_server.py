@@ -1,4 +1,4 @@
-"""A server of the kind of vLLM that holds a tiny captioner, on loopback."""
+"""A server with the API of vLLM that runs a tiny captioner on loopback."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from lightning_idc.models.captioner import PairCaptioner
 
 
 def decoded(part: dict[str, Any]) -> torch.Tensor:
-    """Image of a part of a message, uint8 ``(3, H, W)``."""
+    """Decoded image of a message part, uint8 ``(3, H, W)``."""
     data = base64.b64decode(part["image_url"]["url"].partition(",")[2])
     return torch.from_numpy(np.array(Image.open(io.BytesIO(data)))).permute(2, 0, 1)
 
 
 class PolicyServer:
-    """Draws captions with the weights that it is told to load, by the numbers that the policy itself would draw with.
+    """Samples captions from the weights it has loaded, with the same random numbers as the policy in process.
 
     Args:
-        opened: captioner of a request to load weights.
+        opened: returns the captioner for a request to load weights.
     """
 
     def __init__(self, opened: Callable[[dict[str, Any]], PairCaptioner]) -> None:
@@ -71,7 +71,7 @@ class PolicyServer:
                     self.end_headers()
                     self.wfile.write(data)
                 except OSError:
-                    pass  # nobody waits any more
+                    pass  # the client has closed the connection
 
         return Handler
 

@@ -57,7 +57,7 @@ def second_stage(folder: Path, **options: Any) -> ProCap:
 
 
 def prepared(folder: Path) -> Path:
-    """The folder with all of it."""
+    """Fill a folder with the tokenizer and the procedures, and return it."""
     tokenizer(folder)
     procedures(folder)
     return folder

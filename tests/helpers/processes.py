@@ -1,4 +1,4 @@
-"""Scripts that tests run as one or several processes, and the strategies that these use."""
+"""Run scripts of tests in one or several processes, with the strategies that these use."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ IMPORTED = [
     "helpers.vlm_tiny",
     "helpers.warm",
 ]
-"""What the process holds that all scripts are forked from: to import it takes longer than most scripts run."""
+"""Modules imported by the process that scripts are forked from; importing them takes longer than most scripts."""
 SECONDS = 240
 
 
 @cache
 def forking_python() -> str:
-    """A file that stands for ``sys.executable`` where a test starts processes whose imports are not what it tests.
+    """A replacement for ``sys.executable`` in tests that start processes but do not test their imports.
 
-    Its processes are forked from one that has torch and Lightning imported, which saves ten seconds each; see
-    fork_server.py. One server is started for all processes of xdist. Its processes end with the tests. A process that
-    is killed by SIGKILL ends a moment after its client.
+    Its processes are forked from one with torch and Lightning already imported, which saves ten seconds each; see
+    fork_server.py. One server serves all processes of xdist. Its processes end with the tests. After SIGKILL, a
+    process ends a moment later than its client.
     """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid4().hex
     folder = Path(tempfile.gettempdir()) / f"fork-{run}"
@@ -68,7 +68,7 @@ def forking_python() -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "tests").exists():
             os.mkfifo(folder / "tests")
-        # the server's standard input, which is at its end when no process of the tests has it open for writing
+        # the server's standard input, which ends when no test process has it open for writing any more
         os.open(folder / "tests", os.O_RDWR)
         if not (folder / "socket").exists():
             start_fork_server(folder)
@@ -76,13 +76,13 @@ def forking_python() -> str:
 
 
 def start_fork_server(folder: Path) -> None:
-    """Start the server, which removes the folder at its end, and wait until it listens."""
+    """Start the server, which removes the folder when it exits, and wait until it listens."""
     address, executable = folder / "socket", folder / "python"
     client = [sys.executable, "-IS", str(HELPERS / "fork_client.py"), str(address)]
     executable.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n', encoding="utf-8")
     executable.chmod(0o700)
     server = [sys.executable, str(HELPERS / "fork_server.py"), str(address), str(executable), *IMPORTED]
-    # a library that starts threads when it is imported would leave its children without them
+    # threads that a library starts on import would be missing in the forked processes
     environment = {**os.environ, **ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"}
     with (folder / "tests").open("rb") as tests:
         process = subprocess.Popen(server, env=environment, stdin=tests, start_new_session=True)
@@ -92,13 +92,13 @@ def start_fork_server(folder: Path) -> None:
 
 
 def launch(script: Path, *arguments: str | Path, processes: int = 1) -> None:
-    """Run a script that lies among the tests to its end; it may import what lies beside it, and the helpers.
+    """Run a script of the tests and wait for it; it can import its neighbours and the helpers.
 
     Args:
         script: file of the script.
         arguments: its command line.
-        processes: number of processes that run it side by side, as ``torchrun`` starts them; a script that runs as one
-            may also let its Trainer start the others.
+        processes: number of parallel processes, started as ``torchrun`` does; with 1, the Trainer of the script may
+            start the others itself.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -132,12 +132,12 @@ def launch(script: Path, *arguments: str | Path, processes: int = 1) -> None:
 
 
 def run_script(main: Callable[..., None], *arguments: Any) -> NoReturn:
-    """Run the main function of such a script, and end its process.
+    """Run the main function of such a script, and exit its process.
 
-    What every process writes is there once the first has ended. The interpreter is not unloaded: DTensor's caches keep
-    gloo's threads beyond the process group, and these may abort a process whose work is done.
+    All processes have written their files when the first one exits. Interpreter shutdown is skipped: DTensor's caches
+    keep gloo's threads alive after the process group, and these may abort a process that has finished its work.
     """
-    # a list of all installed packages takes 30 ms for each Trainer
+    # listing all installed packages takes 30 ms per Trainer
     registry.entry_points = cache(registry.entry_points)
     main(*arguments)
     if is_distributed():
@@ -149,7 +149,7 @@ def run_script(main: Callable[..., None], *arguments: Any) -> NoReturn:
 
 
 def apart(model: nn.Module) -> list[str]:
-    """Names of the parameters whose values are not those of the first process in every process."""
+    """Names of the parameters whose values differ from those of the first process in any process."""
     parameters = {name: parameter.detach().double().flatten() for name, parameter in model.named_parameters()}
     first = torch.cat(list(parameters.values()))
     distributed.broadcast(first, 0)
@@ -160,9 +160,9 @@ def apart(model: nn.Module) -> list[str]:
 
 
 def gloo(kind: str) -> Any:
-    """Strategy of ``one`` process, or of two under ``ddp`` or ``fsdp2``.
+    """Strategy for ``one`` process, or for two with ``ddp`` or ``fsdp2``.
 
-    Under ``fsdp2-pieces`` every process writes its share of a checkpoint, which is then a folder.
+    With ``fsdp2-pieces``, a checkpoint is a folder to which every process writes its shard.
     """
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 

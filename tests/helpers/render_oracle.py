@@ -1,8 +1,7 @@
-"""The ray tracer once more, in torch: the oracle of the compiled one.
+"""A second implementation of the ray tracer, in torch: the oracle for the compiled one.
 
-The formulas are those of `render_numba` in the same order, on flat lists of rays. There are no sums over things or
-lights, whose order could hang on how many are drawn together, only loops; so a scene's picture does not depend on its
-batch.
+The formulas are those of `render_numba` in the same order, on flat lists of rays. Things and lights are added up in
+loops and not in sums, whose order could depend on the number of scenes; so an image does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ TINY, SMALL, NEAR, FAR = 1e-12, 1e-7, 1e-3, 1e9
 
 @dataclass(frozen=True, slots=True)
 class _World:
-    """Packed scenes on a device, and the scene of each ray; -1 in place of a thing is the ground, -2 nothing.
+    """Packed scenes on a device, and the scene of each ray; thing -1 is the ground, and thing -2 is nothing.
 
     Args:
         things: ``(11, T, N)``.
         lights: ``(10, L, N)``.
         cameras: ``(13, N)``.
-        scene: of each ray, ``(R,)``.
-        bounds: kind, place, radius and bounding radius of the things of each ray's scene, ``(5, T, R)``.
-        exists: whether its scene has so many things, ``(T, R)``.
+        scene: scene index of each ray, ``(R,)``.
+        bounds: kind, position, radius and bounding radius of the things of each ray's scene, ``(5, T, R)``.
+        exists: whether each thing exists in the ray's scene, ``(T, R)``.
     """
 
     things: Tensor
@@ -45,11 +44,11 @@ class _World:
     exists: Tensor
 
     def at(self, rays: Tensor) -> _World:
-        """The same for some of the rays."""
+        """The same scenes for a subset of the rays."""
         return replace(self, scene=self.scene[rays], bounds=self.bounds[:, :, rays], exists=self.exists[:, rays])
 
     def thing(self, k: int, rays: Tensor) -> tuple[Tensor, ...]:
-        """Kind, x, y, radius, bound, cosine, sine of thing `k` of the scenes of some rays."""
+        """Kind, x, y, radius, bound, cosine, sine of thing `k` in the scenes of some rays."""
         return tuple(self.things[:7, k][:, self.scene[rays]])
 
     def own(self, found: Tensor) -> tuple[Tensor, ...]:
@@ -223,7 +222,7 @@ def _backdrop(found: Tensor, point: Vector, rise: Tensor, lit: list[Tensor]) -> 
 
 
 def _reach(origin: Vector, way: Vector, distance: Tensor, found: Tensor) -> Vector:
-    """Where rays end; the origin of those that meet nothing, so that nothing overflows."""
+    """End points of rays; rays that hit nothing end at their origin, to avoid overflow."""
     distance = torch.where(found == -2, 0.0, distance)
     x, y, z = (o + distance * d for o, d in zip(origin, way, strict=True))
     return x, y, torch.where(found == -1, 0.0, z)
@@ -237,7 +236,7 @@ def _surface(world: _World, found: Tensor, point: Vector) -> tuple[tuple[Tensor,
 
 
 def _thing_colour(world: _World, found: Tensor, point: Vector, way: Vector) -> list[Tensor]:
-    """Linear colour of things that rays have met."""
+    """Linear colour of the things that rays hit."""
     own, normal = _surface(world, found, point)
     tint, metal = own[7:10], own[10]
     twice = 2 * _dot(way, normal)
@@ -266,7 +265,7 @@ def _thing_colour(world: _World, found: Tensor, point: Vector, way: Vector) -> l
 
 
 def _trace(world: _World, px: Tensor, py: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Linear colours ``(R, 3)`` and things of the rays through points of the pictures."""
+    """Linear colours ``(R, 3)`` and hit things of the rays through points of the images."""
     camera = world.cameras[:, world.scene]
     u, v = (2 * px - width) / width, (height - 2 * py) / width
     dx, dy, dz = (camera[9 + i] + u * camera[3 + i] + v * camera[6 + i] for i in range(3))
@@ -297,7 +296,7 @@ def _encode(colours: Tensor) -> Tensor:
 
 
 def _rough(codes: Tensor, seen: Tensor) -> Tensor:
-    """Pixels that differ from one beside, above or below, ``(N, H, W)``."""
+    """Whether each pixel differs from one of its four neighbours, ``(N, H, W)``."""
     rough = torch.zeros_like(seen, dtype=torch.bool)
     across = ((codes[:, :, 1:] - codes[:, :, :-1]).abs() > shading.CONTRAST).any(-1) | (
         seen[:, :, 1:] != seen[:, :, :-1]
@@ -312,7 +311,7 @@ def _rough(codes: Tensor, seen: Tensor) -> Tensor:
 
 @torch.no_grad()
 def render(scenes: Sequence[Scene], height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures and maps of the things seen, as `lightning_idc.data.synthetic.render.render` returns them."""
+    """Images and maps of the visible things, as `lightning_idc.data.synthetic.render.render` returns them."""
     packed = shading.pack(scenes)
     total = len(packed.counts)
     things, lights = (torch.from_numpy(rows).permute(2, 1, 0) for rows in (packed.things, packed.lights))
@@ -320,7 +319,7 @@ def render(scenes: Sequence[Scene], height: int, width: int) -> tuple[np.ndarray
     exists = torch.arange(things.shape[1])[:, None] < torch.from_numpy(packed.counts)
 
     def trace(pixels: Tensor, shift: tuple[float, float]) -> tuple[Tensor, Tensor]:
-        """Colours and things of flat indices into (N, H, W)."""
+        """Colours and hit things at flat indices into (N, H, W)."""
         parts = []
         for some in pixels.split(RAYS):
             scene, place = some // (height * width), some % (height * width)

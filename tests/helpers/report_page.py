@@ -1,7 +1,7 @@
-"""A report of many pairs, and what a browser does to open it.
+"""A report of many pairs, and the work of a browser that opens it.
 
-Images have as many bytes as photographs of the size that ShowResults takes for 2,000 pairs. Nothing is timed, since
-the seconds of a busy machine say nothing about the page.
+Images have as many bytes as photographs of the size that ShowResults uses for 2,000 pairs. Nothing is timed, since
+times on a busy machine say nothing about the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PIXELS = 176
 
 
 def write(target: Path, pairs: int) -> None:
-    """A report of so many pairs."""
+    """Write a report of this many pairs."""
     coarse = torch.randint(0, 256, (1, 3, 22, 22), generator=torch.Generator().manual_seed(0))
     noise = torch.nn.functional.interpolate(coarse.float(), (PIXELS, PIXELS), mode="bilinear")[0].byte()
     texts, images = ["the cube moved"] * 3, (noise, noise)
@@ -47,12 +47,12 @@ window.opened = new Promise((resolve) => {
   watch.observe(document, { childList: true, subtree: true });
 });
 """
-"""Runs in a page before its own scripts: its size when the first pair appears, and after it is put into an order."""
+"""Runs before the scripts of a page, and measures its size when the first pair appears and after the order changes."""
 
 
 def opened(chromium: Browser, target: Path) -> dict[str, Any]:
-    """Whether the file was still read when the first pair appeared (``reading``), and the page's size then (``first``)
-    and after a change of order (``last``)."""
+    """Whether the file was still being read when the first pair appeared (``reading``), and the page's size at that
+    moment (``first``) and after a change of order (``last``)."""
     tab = chromium.new_page()
     tab.add_init_script(OPENED)
     tab.goto(target.as_uri(), wait_until="commit")

@@ -1,4 +1,4 @@
-"""A folder in which a file of a stranger is read, and what may come of it: a result or one line, nothing else."""
+"""A folder for reading untrusted files: the outcome must be a result or a one-line error, without side effects."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from lightning_idc.utils.errors import IDCError
 
 PROGRAM = "import pathlib\npathlib.Path({trace!r}).touch()\ndef build(*a, **k):\n    pathlib.Path({trace!r}).touch()\n"
 MAX_SECONDS, MAX_GROWTH = 30, 2**30
-"""Seconds of the processor and bytes of memory that one file may take."""
+"""Limits for reading one file: seconds of CPU time, and bytes of additional memory."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """The current folder, with programs in it that a reader must not run and secrets beside it.
+    """The current folder, with programs that a reader must not run and a neighbouring folder of secrets.
 
     Args:
-        folder: of the file that is read.
+        folder: folder of the file to read.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class Sandbox:
         return self.folder.parent / "secrets"
 
     def read(self, reader: Callable[[], Any]) -> str:
-        """The line that a file is refused with; '' where it is read.
+        """Run a reader; return the message it refuses the file with, or '' if it reads the file.
 
         Raises:
             AssertionError: the reader ran, wrote or read something else, took too long, or failed in another way.
@@ -85,6 +85,6 @@ class Sandbox:
             path.unlink(missing_ok=True)
 
     def _files(self) -> set[str]:
-        """Files of the folder but caches."""
+        """Files of the folder, except caches."""
         paths = (path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file())
         return {path.as_posix() for path in paths if path.parts[0] != "cache" and "__pycache__" not in path.parts}

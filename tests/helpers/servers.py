@@ -1,4 +1,4 @@
-"""Servers on loopback, in a thread of their own."""
+"""Run servers on loopback, each in its own thread."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from http.server import HTTPServer
 
 @contextmanager
 def serving(server: HTTPServer) -> Iterator[str]:
-    """Address of a server that answers within."""
-    # the default looks for the end of serving twice a second
+    """Run a server while the context is open, and yield its address."""
+    # the default polls for the shutdown only twice a second
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"

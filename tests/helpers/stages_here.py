@@ -1,4 +1,4 @@
-"""Stages of a recipe in the process of the test, or in two: a process of its own costs seconds."""
+"""Run the stages of recipes in the process of the test or in two forked ones, since a new process takes seconds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from lightning_idc.cli.recipes.plan import Plan
 def stages_here(
     monkeypatch: pytest.MonkeyPatch, note: Callable[[Plan], None] | None = None, launch: Launch = run_in_process
 ) -> None:
-    """Let all recipes run their stages in this process.
+    """Make all recipes run their stages in this process.
 
     Args:
-        monkeypatch: of the test.
+        monkeypatch: fixture of the test.
         note: called with each plan before it is run.
         launch: runs a stage.
     """
@@ -39,10 +39,10 @@ def stages_here(
 
 
 def run_stages_of_two_devices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let stages of two devices run in two processes, forked from one that has torch, and all others in this process.
+    """Run stages with two devices in two processes that are forked with torch imported, and all others in this process.
 
     Returns:
-        names of the stages that two processes have run.
+        names of the stages that ran in two processes.
     """
     monkeypatch.setattr(sys, "executable", forking_python())
     names: list[str] = []

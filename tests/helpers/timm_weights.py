@@ -1,4 +1,4 @@
-"""Weights of tiny timm models, as files and in a Hugging Face cache laid by hand."""
+"""Weights of tiny timm models, as files and in a hand-made Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def timm_state(name: str) -> tuple[dict[str, Tensor], Any]:
 def hub_repository(
     folder: Path, monkeypatch: pytest.MonkeyPatch, state: dict[str, Tensor], architecture: str = "test_resnet"
 ) -> str:
-    """Hub id of a repository of timm that lies in a cache; the hub itself is not reachable."""
+    """Hub id of a timm repository in a local cache; the hub itself is offline."""
     commit, name = "0" * 40, "someone/tiny"
     repository = folder / "cache" / ("models--" + name.replace("/", "--"))
     snapshot = repository / "snapshots" / commit

@@ -1,4 +1,4 @@
-"""The smallest captioner, add-on, adapter and data: all a user has to write, and what the contract tests run on."""
+"""The smallest captioner, add-on, adapter and data that a user can write; the contract tests run on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TinyState:
 
 
 class TinyNet(nn.Module):
-    """Mean colours of a 2 x 2 grid of both images, read out by a recurrent cell."""
+    """Encodes mean colours of a 2 x 2 grid of both images, and decodes with a recurrent cell."""
 
     def __init__(self, words: int, width: int = 16, dropout: float = 0.1) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class GuessColorCallback(AddonCallback):
 
 
 class NoiselessCallback(AddonCallback):
-    """Without the noise, which is drawn per batch."""
+    """Attaches the add-on without its noise, which is drawn per batch."""
 
     def build(self, host: LightningModule) -> Addon:
         return GuessColor(width=16, noise=0.0)
@@ -158,7 +158,7 @@ class Shift(Adapter):
 
 
 class TinySource(PairSource):
-    """Gray pairs of which the second turns red, green or blue."""
+    """Pairs of grayish images whose second image has a red, green or blue tint."""
 
     def __init__(self, size: int, start: int) -> None:
         self.ids = [f"{start + i:03d}" for i in range(size)]

@@ -1,4 +1,4 @@
-"""Models with random weights, so small that all of them are made within a second, in folders as the hub has them."""
+"""Models with random weights, so small that all are made within a second, in folders with the layout of the hub."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def make_blip(folder: Path) -> Path:
 
 
 def make_sam(folder: Path) -> Path:
-    """SAM."""
+    """SAM with its image processor."""
     from transformers import SamConfig, SamImageProcessor, SamModel
 
     torch.manual_seed(0)
@@ -91,7 +91,7 @@ def make_sam(folder: Path) -> Path:
 
 
 def make_llava(folder: Path) -> Path:
-    """A vision-language model."""
+    """LLaVA with its processor and a chat template."""
     from transformers import (
         CLIPImageProcessor,
         CLIPVisionConfig,
@@ -140,7 +140,7 @@ def make_llama(folder: Path, layers: int = 1) -> Path:
 
 
 def make_sdxl_parts(folder: Path) -> dict[str, Any]:
-    """Parts of a pipeline of SDXL; its vocabulary is written to the folder."""
+    """Components of an SDXL pipeline; its vocabulary is written to the folder."""
     from diffusers import AutoencoderKL, EulerDiscreteScheduler, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 

@@ -1,4 +1,4 @@
-"""Stages and sources so small that a test can see through them."""
+"""Stages and sources so small that a test can predict their results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Numbers:
     """Records 0 to count - 1 with an image each.
 
     Args:
-        count: of records.
-        broken: numbers whose image is not an image.
+        count: number of records.
+        broken: indices of the records with an invalid image.
     """
 
     def __init__(self, count: int, broken: Sequence[int] = ()) -> None:
@@ -45,13 +45,13 @@ class Numbers:
 
 
 class Shade(PipelineStage):
-    """Drops multiples of seven, makes two of multiples of five, and adds a random offset to the others' pictures.
+    """Drops multiples of seven, splits multiples of five in two, and adds a random offset to the images of the others.
 
     Args:
-        most: greatest offset.
-        pause: seconds per batch, for kills to fall into.
+        most: largest offset.
+        pause: seconds of sleep per batch, during which a test can kill the process.
         seed: see `PipelineStage`.
-        wait_for: file for which all records but the first twelve wait, so that a kill meets workers at work.
+        wait_for: file that all records but the first twelve wait for, so that a kill hits busy workers.
     """
 
     reads = ("picture",)
@@ -84,7 +84,7 @@ class Shade(PipelineStage):
 def run_under_trainer(
     stage: PipelineStage, source: Any, target: Path, trainer: Mapping[str, Any] | None = None, **options: Any
 ) -> RecordStore:
-    """Make records under Lightning's Trainer."""
+    """Run a stage with Lightning's Trainer, and return the store."""
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     data = Records(source, target, **options)
     Trainer(**{**quiet, "accelerator": "cpu", **(trainer or {})}).predict(
@@ -112,19 +112,19 @@ class Canned(TextModel):
 
 
 def everything(store: RecordStore) -> list[tuple[object, ...]]:
-    """All that a store holds, picture by picture."""
+    """Content of all records of a store, including the image bytes."""
     return [
         (r.id, r.facts, r.history, r.dropped, {name: data for name, data in sorted(r.images.items())}) for r in store
     ]
 
 
 def digests(folder: Path) -> list[str]:
-    """Names of the shards of a store, which hold their checksums."""
+    """Names of the shard files of a store, which contain their checksums."""
     return sorted(path.name for path in folder.glob("*.arrow"))
 
 
 def shards_of(folder: Path) -> set[int]:
-    """Numbers of the shards whose records are there."""
+    """Numbers of the shards whose records exist."""
     return {int(path.name.split("-")[1]) for path in folder.glob("records-*.arrow")}
 
 

@@ -1,4 +1,4 @@
-"""Quiet, seeded trainings of the tiny captioner, and how their outcomes are compared."""
+"""Quiet, seeded training runs of the tiny captioner, and comparisons of their outcomes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ QUIET: dict[str, Any] = dict(
 )
 """Options of a Trainer that prints nothing."""
 SILENT: dict[str, Any] = {**QUIET, "devices": 1, "enable_checkpointing": False}
-"""Options of a Trainer that writes nothing, either."""
+"""Options of a Trainer that prints nothing and writes no files."""
 
 
 def quiet_trainer(device: str, folder: Path, **options: Any) -> Trainer:
-    """A trainer for some steps on one CPU or GPU that writes and says nothing."""
+    """A trainer for some steps on one CPU or GPU that prints nothing and writes no files."""
     own: dict[str, Any] = dict(devices=1, limit_val_batches=0, enable_checkpointing=False, default_root_dir=folder)
     return Trainer(**{**QUIET, "accelerator": "gpu" if device == "cuda" else "cpu", **own, **options})
 
@@ -40,14 +40,14 @@ def fit(callbacks: list[Callback], folder: Path, model: LightningModule | None =
 
 
 def supervised(folder: Path) -> str:
-    """Checkpoint, in a folder, of a captioner that says sentences, of which some are right."""
+    """Checkpoint, in a folder, of a captioner that generates sentences, some of which are right."""
     model = fit([], folder, TinyCaptioner(captions_per_pair=3), max_epochs=25)
     model.trainer.save_checkpoint(folder / "sft.ckpt")
     return str(folder / "sft.ckpt")
 
 
 def tiny_retriever(clip: dict[str, Any], folder: Path) -> LightningModule:
-    """A CLIP4IDC of the shape of a tiny CLIP, trained for a step, which lies in the folder as retriever.ckpt."""
+    """A CLIP4IDC with the shape of a tiny CLIP, trained for one step and saved as retriever.ckpt in the folder."""
     from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
 
     encoder = Clip4IdcRetrieval(clip, intra_layers=1, vocabulary=None)
@@ -63,14 +63,14 @@ def host_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    """Both hold the same, bit for bit."""
+    """Assert that both dictionaries are equal, tensors bit for bit."""
     assert a.keys() == b.keys()
     for key, value in a.items():
         assert torch.equal(value, b[key]) if isinstance(value, Tensor) else value == b[key], key
 
 
 class Losses(Callback):
-    """Keeps the loss of every step."""
+    """Records the loss of every step."""
 
     def __init__(self) -> None:
         self.values: list[float] = []

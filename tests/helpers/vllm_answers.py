@@ -1,4 +1,4 @@
-"""Answers of vLLM to pairs of images, run by vLLM's own Python: a JSON list of jobs in, lists of token ids out."""
+"""Run by vLLM's own Python: reads a JSON list of jobs with image pairs, and writes vLLM's answers as token ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def answer(model: str, adapter: str | None, images: list[str], prompt: str, max_tokens: int) -> list[int]:
-    """Token ids that vLLM chooses greedily; ``adapter`` is a folder of PEFT for the model."""
+    """Token ids of vLLM's greedy answer; ``adapter`` is a PEFT folder for the model."""
     import vllm
     from vllm.lora.request import LoRARequest
 

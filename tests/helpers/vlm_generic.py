@@ -1,4 +1,4 @@
-"""Tiny random models of types without a family of their own, saved with their real processors as published ones are."""
+"""Tiny random models of types without a family of their own, saved like published ones with their real processors."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of model in small.
+    """A small version of a model type.
 
     Args:
-        config: of the model, without the ids of its tokens.
-        processor: made of tokenizer and configuration.
-        image: how a prompt shows an image.
-        tokens: special tokens by the names that the processor expects.
-        ids: names of the configuration's ids, by the token that each is of.
+        config: options of the model configuration, without token ids.
+        processor: makes the processor from tokenizer and configuration.
+        image: placeholder of an image in a prompt.
+        tokens: special tokens, by the names that the processor expects.
+        ids: token of each token id of the configuration, by the name of the id.
     """
 
     config: dict[str, Any]
@@ -471,12 +471,12 @@ def save(kind: str, folder: Path) -> Path:
     )
     processor.save_pretrained(folder)
     config.save_pretrained(folder)
-    # some processors and tokenizers add tokens when they are read
+    # some processors and tokenizers add tokens when they are loaded
     text.vocab_size = len(transformers.AutoProcessor.from_pretrained(folder).tokenizer)
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config)
     for name, parameter in model.named_parameters():
-        # the usual initialisation says nearly the same everywhere, which would hide a wrong mask or position
+        # the usual initialisation gives nearly the same output everywhere, which would hide a wrong mask or position
         if parameter.ndim > 1 and "embed" not in name:
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)

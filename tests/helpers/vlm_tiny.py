@@ -1,4 +1,4 @@
-"""Tiny random models of every family, and pairs to show them."""
+"""Tiny random models of every family, and image pairs for them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def captioner(model_type: str, **options: Any) -> VLMCaptioner:
     options = {"prompt": "what changed?", "prompts": PROMPTS, "captions_per_pair": 3, "max_length": 6, **options}
     model = VLMCaptioner(architecture=architecture(model_type), tokenizer=tokenizer(model_type), **options)
     model.build()
-    # the usual initialisation says nearly the same everywhere, which would hide a wrong mask or position
+    # the usual initialisation gives nearly the same output everywhere, which would hide a wrong mask or position
     for name, parameter in model.net.named_parameters():  # type: ignore[union-attr]
         if parameter.ndim > 1 and "embed" not in name:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -114,7 +114,7 @@ COLORS = {"red": 0, "green": 1, "blue": 2}
 
 
 class ColorSource(PairSource):
-    """Gray pairs of which the left or right half of the second turns red, green or blue."""
+    """Pairs of grayish images; the left or right half of the second image turns red, green or blue."""
 
     def __init__(self, size: int, start: int) -> None:
         self.ids = [f"{start + i:03d}" for i in range(size)]

@@ -1,6 +1,6 @@
-"""Imported by what processes are forked from: tables that each of them would otherwise read or make for itself.
+"""Load tables once in the process that others are forked from, so that each does not have to load them itself.
 
-These are METEOR's, and the patterns by which transformers renames the weights of its models.
+These are METEOR's tables, and the patterns with which transformers renames the weights of its models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything in the library that reads a file of weights."""
+"""All functions of the library that read a weight file."""
 
 from __future__ import annotations
 

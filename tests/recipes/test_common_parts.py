@@ -1,4 +1,4 @@
-"""What recipes have in common stands once, in ``recipes/_base``."""
+"""Settings that recipes share are written once, in ``recipes/_base``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").rglob("*.yaml
 
 
 def lines_in_common() -> tuple[int, int]:
-    """Lines, without comments, that stand in a block of eight lines of another recipe; all lines."""
+    """Number of lines, without comments, in blocks of eight lines that another recipe also has; and of all lines."""
     lines = {
         path: [line for line in path.read_text(encoding="utf-8").splitlines() if line.split("#")[0].strip()]
         for path in RECIPES
@@ -43,7 +43,7 @@ def test_what_recipes_share_stands_once() -> None:
 
 @cache
 def recipes_of(path: Path) -> list[Recipe]:
-    """The recipe with the first entries of its matrix, and with each other entry of one axis."""
+    """The recipe with the first entry of every matrix axis, and with each other entry of one axis at a time."""
     matrix = axes(path)
     first = {axis: next(iter(entries)) for axis, entries in matrix.items()}
     every = [first, *({**first, axis: entry} for axis, entries in matrix.items() for entry in entries)]
@@ -52,7 +52,7 @@ def recipes_of(path: Path) -> list[Recipe]:
 
 @pytest.mark.parametrize("path", [path for path in RECIPES if path.parent.name != "_base"], ids=lambda path: path.stem)
 def test_a_captioner_is_tested_with_weights_that_its_stage_names(path: Path) -> None:
-    """Those of an earlier stage of the same class, or published ones; a zero-shot row was tested with ADPO's."""
+    """Weights are published ones or of an earlier stage with the same class; a zero-shot row once used ADPO's."""
     for recipe in recipes_of(path):
         fitted: dict[str, str] = {}
         for stage in recipe.stages:
@@ -67,7 +67,7 @@ def test_a_captioner_is_tested_with_weights_that_its_stage_names(path: Path) -> 
 
 
 UNPUBLISHED = {"SyntheticPairs", "FolderPairs", "ImgDiff"}
-"""Data whose test pairs stand in no published table of captions."""
+"""Data whose test pairs are in no published table of captions."""
 
 
 @pytest.mark.parametrize("path", [path for path in RECIPES if path.parent.name == "paper"], ids=lambda path: path.stem)
@@ -87,7 +87,7 @@ def test_recipes_of_papers_score_as_the_published_tables(path: Path) -> None:
 
 
 def test_benchmarks_name_a_protocol() -> None:
-    """Every benchmark with captions of people or templates does; its rows are comparable with the field's."""
+    """Benchmarks with captions from people or templates have one, so their rows are comparable with published ones."""
     classes = [getattr(data, name) for name in data.__all__]
     benchmarks = {kind for kind in classes if isinstance(kind, type) and issubclass(kind, Benchmark)}
     named = {kind.__name__: vars(kind)["protocol"] for kind in benchmarks if "protocol" in vars(kind)}

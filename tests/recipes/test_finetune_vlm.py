@@ -1,4 +1,4 @@
-"""recipes/paper/finetune_vlm.yaml on tiny models, and its table of memory at the shapes of the published ones."""
+"""recipes/paper/finetune_vlm.yaml on tiny models, and its memory table for the shapes of the published models."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ LIMITS = {"gpu_24gb": 24, "gpu_80gb": 80, "gpus_8": 80}
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of the published models' configurations, with a tokenizer of few words and no weights."""
+    """Folders with the published models' configurations, a tokenizer of few words, and no weights."""
     found = {}
     for name, shape in SHAPES.items():
         config, processor, _ = configured({"model_type": "qwen2_5_vl", **shape}, tokenizer("qwen2_5_vl"))

@@ -1,4 +1,4 @@
-"""recipes/paper/img_diff_finetune.yaml end to end on a tiny model, with pairs that our own pipeline released."""
+"""recipes/paper/img_diff_finetune.yaml end to end on a tiny model, with pairs released by our own pipeline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "paper" / "img_diff_finetune.ya
 
 
 class Described:
-    """Described pairs, as the last stage of Img-Diff leaves them: one box each."""
+    """Described pairs in the format of Img-Diff's last stage, with one box each."""
 
     fingerprint = "described"
 
@@ -59,7 +59,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def others(data: Path) -> None:
-    """Pairs in the layouts of the data sets that Img-Diff is mixed with."""
+    """Write pairs in the layouts of the data sets that are mixed with Img-Diff."""
     picture = Described().record(0).image("before").permute(1, 2, 0).numpy()
     for name in ("spot_the_diff/annotations", "spot_the_diff/resized_images", "image_editing_request/images"):
         (data / name).mkdir(parents=True)
@@ -81,7 +81,7 @@ def test_img_diff_is_tuned_on_with_boxes_drawn_and_its_questions_asked_and_then_
 ) -> None:
     monkeypatch.chdir(here)
     two_processes = run_stages_of_two_devices(monkeypatch)
-    monkeypatch.setattr(Benchmark, "miscount", lambda self, split: None)  # stand-ins have other counts
+    monkeypatch.setattr(Benchmark, "miscount", lambda self, split: None)  # the stand-ins have other counts
     shown: list[tuple[str, torch.Tensor]] = []
     collate = VLMCaptioner.collate
 
@@ -108,7 +108,7 @@ def test_img_diff_is_tuned_on_with_boxes_drawn_and_its_questions_asked_and_then_
         "trainer.strategy": "auto",
         "trainer.precision": "32-true",
         "trainer.accumulate_grad_batches": "1",
-        # of the recipe's eight devices, two train one of the benchmarks
+        # one of the benchmarks trains on two devices, in place of the recipe's eight
         "stages.adapt_spot_the_diff.data.official": "false",
         "stages.adapt_spot_the_diff.trainer.devices": "2",
         "stages.adapt_spot_the_diff.trainer.strategy": '{"class": "ShardedStrategy"}',
@@ -137,7 +137,7 @@ def test_img_diff_is_tuned_on_with_boxes_drawn_and_its_questions_asked_and_then_
 
 @pytest.mark.slow
 def test_img_diff_is_tuned_on_first_and_each_benchmark_last() -> None:
-    """Tables 5 and 6: rows differ in what the model is tuned on, and the benchmark's own style comes after it."""
+    """Tables 5 and 6: rows differ in the tuning data, and training on the benchmark's own style comes afterwards."""
     parts = {
         "replacement": {"replacement"},
         "replacement_and_removal": {"replacement", "removal"},

@@ -1,4 +1,4 @@
-"""Every ablation of M3Diff's recipe trains and tests a tiny model on files laid out as the six sets are."""
+"""Every ablation of M3Diff's recipe trains and tests a tiny model on files in the layout of the six data sets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ABLATIONS: dict[str, tuple[set[str], dict[str, Any] | None]] = {
     "without_both": (PUBLIC, None),
     "as_printed": (PUBLIC | OMNIDIFF, {"as_printed": True}),
 }
-"""Sets that each trains on, and options of its MDP."""
+"""Data sets that each ablation trains on, and options of its MDP."""
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +62,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def folder_of(world: Path, class_path: str) -> str:
-    """The files of a data module."""
+    """Folder with the files of a data module."""
     return str(world / FOLDERS[class_path.rpartition(".")[2]])
 
 
 def small(config: dict[str, Any], world: Path, out: Path) -> dict[str, Any]:
-    """Configuration of a stage for one process, the tiny model and the tiny sets."""
+    """Configuration of a stage, adapted to one process, the tiny model and the tiny data sets."""
     trainer, model, data = config["trainer"], config["model"], config["data"]
     trainer |= {"accelerator": "cpu", "devices": 1, "logger": False, "default_root_dir": str(out)}
     trainer |= {"enable_progress_bar": False, "enable_model_summary": False}
@@ -99,7 +99,7 @@ def test_the_matrix_has_every_row_of_the_tables() -> None:
     for name, (parts, mdp) in ABLATIONS.items():
         stage = load(RECIPE, {"model": "qwen2_5_vl", "ablation": name}).stages[0]
         data = stage.config["data"]["init_args"]
-        # table 9: train and validation split, a draw for each of its captions
+        # table 9: train and validation splits, with one draw per caption
         assert set(data["parts"]) == set(data["weights"]) == parts
         assert data["epoch_pairs"] == sum(data["weights"].values()) and data["train_splits"] == ["train", "val"]
         if parts & OMNIDIFF:
@@ -131,7 +131,7 @@ def test_each_ablation_trains_and_tests(name: str, world: Path, tmp_path: Path) 
 @pytest.mark.dist
 @pytest.mark.timeout(400)
 def test_the_recipe_trains_on_two_devices(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its eight devices become two, and those of its tests one."""
+    """Its eight devices are reduced to two, and those of its tests to one."""
     monkeypatch.chdir(tmp_path)
     two_processes = run_stages_of_two_devices(monkeypatch)
     chosen = {"model": "llava_onevision", "ablation": "full"}

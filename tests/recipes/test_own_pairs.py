@@ -1,4 +1,4 @@
-"""A folder of one's own through whole recipes, as a user types them: mixed sizes, several seeds, other data."""
+"""Whole recipes on a user's own folder, as typed on the command line: mixed sizes, several seeds, other data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which a user types, with pairs in ``mine``."""
+    """The current folder of a user, with pairs in ``mine``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(tmp_path / "cache"))
     own_pairs(tmp_path / "mine")
@@ -58,9 +58,9 @@ def test_a_seed_of_own_pairs_and_going_on_with_a_second(here: Path, capfd: pytes
 
 
 MAKE_PAIRS = ("img_diff", "implicit_change", "similar_pairs", "web", "web_pages")
-"""Recipes that train on the pairs that they make, or only make pairs."""
+"""Recipes that only make pairs, or that train on the pairs they make."""
 CHECKED = ("clevr", "dpo_own", "m3diff", "noise_masking")
-"""Recipes of the captioners that quickstart, adpo_vlm and namc train on other data: only their keys are checked."""
+"""Recipes of captioners that quickstart, adpo_vlm and namc already train on other data; only their keys are checked."""
 SMALL = sorted(
     name
     for name, path in shipped().items()
@@ -81,11 +81,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_recipe_takes_other_data(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Stages that need a renderer keep its data; all others train and test on the folder, without scene facts."""
+    """Stages that need a renderer keep its data; all others use the folder, without scene facts."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(folder / "cache"))
     data = ["--data", "folder", "--data.root", "mine", "--data.num_workers", "0"]
-    if name == "deeppcb":  # its backbone learns from the boards
+    if name == "deeppcb":  # its backbone is pretrained on the boards
         data += ["--stages.pretrain_backbone.data.root", str(request.getfixturevalue("shared") / "realdata/deeppcb")]
     assert main(["run", name, "--smoke", *data, "--out", name]) == 0
     tests = [stage.name for stage in load(shipped()[name]).stages if stage.run == "test"]
@@ -138,7 +138,7 @@ def test_the_smoke_size_runs_on_the_data_of_the_command_line() -> None:
 
 @pytest.mark.slow
 def test_own_pairs_start_from_a_timm_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One option names the weights; the backbone keeps them, its features are cached, and the captioner opens again."""
+    """One option names the weights; the backbone keeps them, its features are cached, and the captioner loads again."""
     state, _ = timm_state("test_resnet")
     name = hub_repository(here, monkeypatch, state)
     keys = ["--data.root", "mine", "--model.backbone", "test_resnet", "--model.backbone_weights", name]
@@ -156,7 +156,7 @@ def test_boards_start_from_the_shipped_captioner(here: Path) -> None:
 
 
 def test_pairs_that_are_handed_on_are_the_other_data_too() -> None:
-    """ProCap's frames are made of `EveryPair`, which holds the pairs that the stages behind it train on."""
+    """ProCap's frames are made from `EveryPair`, which wraps the pairs that the later stages train on."""
     recipe = load(ROOT / "recipes" / "procap.yaml")
     use_data(recipe, "folder")
     override(recipe, {**recipe.about["smoke"], "data.root": "mine", "data.limit": 7})

@@ -1,4 +1,4 @@
-"""recipes/paper of CLIP4IDC, ProCap and NAMC, from imports to the tested captioner, on files of the true structure."""
+"""recipes/paper of CLIP4IDC, ProCap and NAMC, from imports to the tested captioner, on files with the real layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_idc.methods.namc.reconstruction_quality import COMPARISONS
 
 HERE = {"trainer.accelerator": "cpu", "trainer.devices": 1, "trainer.strategy": "auto", "data.num_workers": 0}
 SIDE = 64
-"""Pixels of an image: 4 x 4 cells of the VQGAN."""
+"""Side of an image in pixels: 4 x 4 cells of the VQGAN."""
 WIDE = {**CLIP, "embed_dim": 32, "vision_cfg": {**CLIP["vision_cfg"], "image_size": SIDE, "patch_size": 16}}
 SMALL_CLIP = {"model.clip": WIDE, "model.pretrained": None, "model.intra_layers": 1, "model.vocabulary": None}
 
@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def files(here: Path, shared: Path) -> dict[str, Path]:
-    """What the recipes ask for, as its authors publish it; the VQGAN imported by the command."""
+    """Files that the recipes require, as their authors publish them; the VQGAN is converted by the command."""
     parity = shared / "parity"
     if not (parity / "vfiformer").is_dir():
         pytest.skip("parity/vfiformer is not in the shared folder")
@@ -50,7 +50,7 @@ def files(here: Path, shared: Path) -> dict[str, Path]:
 
 
 def made(folder: Path, dataset: str) -> dict[str, Any]:
-    """A benchmark as its authors lay it out, and the keys that name it."""
+    """Write a benchmark in its authors' layout, and return the keys that select it."""
     root = folder / dataset
     root.mkdir()
     MAKERS[dataset](root)
@@ -63,7 +63,7 @@ def check_scores(out: Path, stage: str = "test") -> None:
 
 
 def adapted(folder: Path, dataset: str, keys: dict[str, Any], weights: str = "float32", **others: Any) -> Path:
-    """CLIP4IDC's three stages; the checkpoint of its adaptation."""
+    """Run CLIP4IDC's three stages, and return the checkpoint of its adaptation."""
     out = folder / f"clip4idc_{dataset}"
     short = {"trainer.max_epochs": 1, "data.image_size": [SIDE, SIDE], "data.batch_size": 4}
     chosen = {"matrix.dataset": dataset, "matrix.clip_weights": weights}
@@ -74,7 +74,7 @@ def adapted(folder: Path, dataset: str, keys: dict[str, Any], weights: str = "fl
 
 
 def without_devices(keys: dict[str, Any]) -> dict[str, Any]:
-    """Keys without those that choose one process."""
+    """Keys without those that select a single process."""
     return {name: value for name, value in keys.items() if name not in ("trainer.devices", "trainer.strategy")}
 
 
@@ -112,7 +112,7 @@ def procap_keys(files: dict[str, Path], clip4idc: Path, root: str) -> dict[str, 
 def test_procap_from_the_files_of_its_authors(
     entry: str, here: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The official model trains on two processes, the other one on one."""
+    """The official model trains in two processes, the other one in one."""
     dataset = entry.removesuffix("_official")
     named = made(here, dataset)
     clip4idc = adapted(here, dataset, named, "float16" if entry != dataset else "float32")
@@ -181,7 +181,7 @@ NAMC_SHORT = {
 
 
 def described(folder: Path, split: str) -> Path:
-    """A folder of pairs with implicit-change descriptions, all of one split."""
+    """Write a folder of pairs with implicit-change descriptions, all in one split."""
     things = [("dog", "cat"), ("red car", "tree"), ("table", "cat"), ("tree", "dog")]
     for n, (before, after) in enumerate(things):
         for side in ("before", "after"):
@@ -194,7 +194,7 @@ def described(folder: Path, split: str) -> Path:
 
 
 def namc_keys(here: Path, files: dict[str, Path], stage: str) -> dict[str, Any]:
-    """What a stage that has NAMC's two callbacks reads, in small."""
+    """Keys for a small version of a stage that has NAMC's two callbacks."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.,'-"]
     words = sorted({word.strip(",.") for word in SAID.lower().split()} - {"a", "{}"})
     (here / "bert").mkdir(exist_ok=True)
@@ -223,7 +223,7 @@ def test_namc_from_pre_training_to_rebuilt_patches_and_corrupted_data(here: Path
     pairs = {"matrix.phase": "pretrain", **parts}
     run("namc", here / "pretrain", **pairs, **namc_keys(here, files, "pretrain"))
     start = sorted((here / "pretrain").rglob("*.ckpt"))[-1]
-    # Table 9, as its row of docs/notes/reproduction.md says
+    # Table 9, as described in its row of docs/notes/reproduction.md
     unseen = {"matrix.phase": "reconstruction", "data.root": str(described(here / "unseen", "val"))}
     checkpoint = {"stages.reconstruction.ckpt_path": str(start)}
     run("namc", here / "rebuilt", **unseen, **checkpoint, **namc_keys(here, files, "reconstruction"))

@@ -1,4 +1,4 @@
-"""recipes/paper/implicit_change.yaml by the commands of its header, on tiny files of the authors' structure."""
+"""recipes/paper/implicit_change.yaml, run by the commands of its header on tiny files in the authors' layout."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ RECIPE = PAPER / "implicit_change.yaml"
 
 
 def commands() -> list[list[str]]:
-    """Arguments of each command that the header shows."""
+    """Arguments of each command in the header."""
     header = RECIPE.read_text(encoding="utf-8").partition("recipe:\n")[0]
     lines = "\n".join(line.removeprefix("#").strip() for line in header.splitlines()).replace("\\\n", " ").splitlines()
     return [shlex.split(line)[1:] for line in lines if line.startswith("lightning run ")]
 
 
 class SixPairs:
-    """What is left of mined pairs: two images each."""
+    """Records of mined pairs with two images each."""
 
     fingerprint = "six pairs"
 
@@ -67,7 +67,7 @@ def instruct_pix2pix(folder: Path) -> None:
 
 
 MAKERS = {"cc3m": mined, "spot_the_diff": spot_the_diff, "instruct_pix2pix": instruct_pix2pix, "conventional": mined}
-"""What each command reads, by its instruction."""
+"""Functions that write the input of each command, by its instruction."""
 QUOTED = {
     "spot_the_diff": "Here is the difference: person 0 left. ",
     "instruct_pix2pix": "Here is the prompt: make it 0. ",
@@ -107,7 +107,7 @@ def test_each_command_describes_and_releases_pairs(
         "trainer.accelerator": "cpu",
     }
     InTemplate.prompts.clear()
-    # what is missing is looked for in a process of its own
+    # missing requirements are checked in a separate process
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS.parent}")
     out = here / "out"
     replaced = [part for key, value in small.items() for part in (f"--{key}", json.dumps(value))]

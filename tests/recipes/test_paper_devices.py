@@ -1,6 +1,6 @@
-"""recipes/paper whose stages name several devices, trained by two processes on a CPU.
+"""Recipes of recipes/paper whose stages name several devices, trained in two processes on a CPU.
 
-Stages of one device run in the process of the test. Eight devices become two by ``--trainer.devices 2``.
+Stages with one device run in the process of the test. ``--trainer.devices 2`` reduces eight devices to two.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ def two_processes(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def steps(out: Path, stage: str) -> int:
-    """Optimizer steps of a training: half as many as one process would need for the same batches."""
+    """Optimizer steps of a training stage: half as many as one process would need for the same batches."""
     count: int = torch.load(best(out, stage), weights_only=True)["global_step"]
     return count
 
 
 def by_tokenizer(files: dict[str, Path], keys: dict[str, Any]) -> dict[str, Any]:
-    """Let the image tokenizer compare frames, in place of an adapted CLIP4IDC; devices are those of the recipe."""
+    """Keys that compare frames with the image tokenizer instead of an adapted CLIP4IDC, on the recipe's devices."""
     keys = without_devices(keys)
     del keys["stages.frames.model.similarity.encoder"]
     return keys | {"stages.frames.model.similarity": {"class": "TokenizerSimilarity", "tokenizer": str(files["vqgan"])}}
 
 
 def test_explicit_captioning_of_procap(here: Path, files: dict[str, Path], two_processes: list[str]) -> None:
-    """Table 14: the captioner reads the frames of the test split, too."""
+    """Table 14: the captioner also reads the frames of the test split."""
     named = made(here, "clevr_change")
     keys = by_tokenizer(files, procap_keys(files, here / "none.ckpt", named["data.root"]))
     chosen = {"matrix.dataset": "clevr_change", "matrix.ablation": "table14_explicit"}

@@ -1,4 +1,4 @@
-"""The paper's recipe from captions to its release, with models of random weights and few open files."""
+"""The paper's recipe from captions to its release, with randomly initialised models and few open files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPTIONS = ["a red cat on the mat .", "a dog", "the blue dog on a red mat .", "a
 
 
 def with_small_models(folder: Path) -> str:
-    """The recipe with the models of a folder; nothing that they say is good enough for the paper's thresholds."""
+    """The recipe with tiny models from a folder; filters only score, since no output passes the paper's thresholds."""
     from diffusers import StableDiffusionXLPipeline
 
     folder.mkdir()
@@ -47,7 +47,7 @@ def with_small_models(folder: Path) -> str:
 
 @pytest.fixture
 def few_open_files() -> Iterator[None]:
-    """As many files as a process may open where nobody raised the limit."""
+    """Limit open files to 1024, the usual default of a process."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
     yield

@@ -1,4 +1,4 @@
-"""recipes/paper/adpo.yaml, adpo_retriever.yaml and grpo_vlm.yaml on tiny files of the authors' structure."""
+"""recipes/paper/adpo.yaml, adpo_retriever.yaml and grpo_vlm.yaml on tiny files in the authors' layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_the_zero_shot_row_has_no_weights_of_the_run() -> None:
-    """It stands behind the stages that train, and "zero-shot" was ADPO's own checkpoint."""
+    """The zero-shot stage comes after the stages that train, and once used ADPO's checkpoint."""
     for choice in choices(PAPER / "adpo.yaml", {"method": "table"}):
         stages = {stage.name: stage.config for stage in load(PAPER / "adpo.yaml", choice).stages}
         assert "ckpt_path" not in stages["zero_shot"]
@@ -66,7 +66,7 @@ def test_figure_4_varies_candidates_and_temperature_under_the_loss_of_the_paper(
     for (count, temperature), recipe in recipes.items():
         retriever = preference_options(recipe.stages[0].config)["AdversarialRetriever"]
         assert (retriever["candidates"], retriever["temperature"]) == (int(count), float(temperature))
-    # the sizes of Table 1 to 3 are one of its points
+    # the setting of Tables 1 to 3 is one point of the figure
     assert recipes["128", "2"].stages[0].config == table["adpo"].config
 
 
@@ -98,7 +98,7 @@ def test_every_benchmark_goes_through_retriever_and_adpo(here: Path) -> None:
 
 
 def table(here: Path, dataset: str, given: dict[str, Any]) -> Path:
-    """SFT, DPO, ADPO and the table of all, sharing weights or with LoRA; returns the checkpoint of SFT."""
+    """Run SFT, DPO, ADPO and the table of all, with all weights or LoRA; returns the checkpoint of SFT."""
     lora = dataset == "spot_the_diff"
     keys = {name: value for name, value in given.items() if name != "encoder"}
     callback = "stages.adpo.trainer.callbacks.AdversarialRetriever.encoder"
@@ -123,7 +123,7 @@ def table(here: Path, dataset: str, given: dict[str, Any]) -> Path:
 
 
 def alone(here: Path, sft: Path, given: dict[str, Any]) -> None:
-    """ADPO from a checkpoint, as the method adpo has it."""
+    """Run ADPO from a checkpoint, as the method adpo does."""
     keys = {name: value for name, value in given.items() if name != "encoder"}
     start = {
         "matrix.method": "adpo",
@@ -144,13 +144,13 @@ def alone(here: Path, sft: Path, given: dict[str, Any]) -> None:
 
 
 def grpo_vlm(here: Path, out: str, reward: str, **more: Any) -> Path:
-    """Run the recipe on tiny stand-ins, with more keys."""
+    """Run the recipe on tiny stand-ins, with additional keys."""
     policy = {"model.model": None, "model.architecture": architecture("qwen2_5_vl"), "model.max_length": 6}
     short = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "trainer.max_epochs": 1}
     files = {"data.root": str(here), "data.official": False, "data.num_workers": 0}
     rendered = {f"data.{name}_pairs": count for name, count in (("train", 8), ("val", 2), ("test", 4))}
     data = files if reward == "cider" else {**rendered, "data.render_size": 32, "data.cache_dir": str(here)}
-    # with its own eps, Adam would turn the rounding of gradients of 1e-9 into steps of 1e-5
+    # with its default eps, Adam would turn rounding of gradients of 1e-9 into steps of 1e-5
     optimizer = {"model.optimizer.lr": 0.01, "model.optimizer.eps": 1e-6}
     keys = {"matrix.reward": reward, "matrix.rollouts": "own", **optimizer, **more}
     run("grpo_vlm", here / out, **short, **policy, **data, **keys)
@@ -177,7 +177,7 @@ def test_a_vision_language_model_is_trained_by_rewards_from_the_adapters_of_sft(
 
 
 def assert_a_server_draws_the_same(here: Path, own: Path, expected: dict[str, torch.Tensor]) -> None:
-    """A server that loads base and adapters as their files say gives the weights of captions drawn in process."""
+    """Training on captions from a server that loads base and adapters from files equals training on in-process ones."""
     sft = str(best(own, "sft"))
 
     def opened(request: dict[str, Any]) -> VLMCaptioner:
@@ -199,7 +199,7 @@ def assert_a_server_draws_the_same(here: Path, own: Path, expected: dict[str, to
     start = weights(sft)
     for name, value in expected.items():
         before = start.get(name, value)
-        # the first step of Adam is as large for a gradient that is only rounding as for any other one, so single
-        # weights may differ by a part of a step; the update of a tensor may not
+        # Adam's first step is as large for a gradient that is only rounding as for any other, so single weights
+        # may differ by a fraction of a step; the update of a whole tensor may not
         difference, moved = (found[name] - value).norm(), (value - before).norm()
         assert difference <= 0.02 * moved, f"{name}: {difference:.1e} apart after an update of {moved:.1e}"

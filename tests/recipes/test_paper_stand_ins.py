@@ -1,4 +1,4 @@
-"""recipes/paper that no other test runs, on stand-ins for their models: frames, features, pairs and questions."""
+"""Recipes in recipes/paper that no other test runs, with stand-ins for models: frames, features, pairs, questions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_idc.synthesis.sources import SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore
 
-pytest.importorskip("cv2")  # here, since importing it changes the environment
+pytest.importorskip("cv2")  # imported at module level, since the import changes the environment
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 CPU = {"trainer.accelerator": "cpu", "data.num_workers": 0}
 
@@ -45,7 +45,7 @@ def test_a_captioner_on_cached_grid_features(here: Path) -> None:
 
 @pytest.mark.slow
 def test_similar_pairs_are_mined_from_a_folder_of_images(here: Path) -> None:
-    """Two images that differ in a corner are a pair."""
+    """Two images that differ only in a corner become a pair."""
     (here / "images").mkdir()
     generator = torch.Generator().manual_seed(0)
     for name in ("a", "b", "c", "d"):
@@ -73,7 +73,7 @@ def test_similar_pairs_are_mined_from_a_folder_of_images(here: Path) -> None:
 
 
 def with_stand_ins(recipe: str, stand_ins: dict[str, str]) -> str:
-    """Path of a recipe with other models than the paper's."""
+    """Write a recipe with stand-ins for the paper's models, and return its path."""
     text = (RECIPES / "paper" / f"{recipe}.yaml").read_text(encoding="utf-8")
     for model, stand_in in stand_ins.items():
         assert model in text, model
@@ -84,7 +84,7 @@ def with_stand_ins(recipe: str, stand_ins: dict[str, str]) -> str:
 
 @pytest.mark.slow
 def test_objects_are_erased_and_answers_rated(here: Path) -> None:
-    """From pairs as recipes/paper/img_diff.yaml makes them, with models without weights and two of random weights."""
+    """Pairs are made as in recipes/paper/img_diff.yaml; two models have random weights, and the others none."""
     edited, similar, described = (str(here / name / "records") for name in ("edited", "similar", "described"))
     synthesise(PasteEdits(size=96), SamplePhotos(copies=2), edited)
     synthesise(PairSimilarity(filters="embedded"), edited, similar)

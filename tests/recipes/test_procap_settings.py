@@ -15,7 +15,7 @@ SETTINGS = ("optimizer", "schedule", "encoder_schedule", "learning_rates", "capt
 
 
 def captioner(recipe: str, **chosen: str) -> dict[str, Any]:
-    """Options of the second stage's captioner."""
+    """Options of the captioner in the second stage."""
     stages = {stage.name: stage for stage in load(PAPER / f"{recipe}.yaml", chosen).stages}
     options: dict[str, Any] = stages["caption"].config["model"]["init_args"]
     return options
@@ -26,7 +26,7 @@ def captioner(recipe: str, **chosen: str) -> dict[str, Any]:
 @pytest.mark.parametrize("dataset", ["clevr_change", "spot_the_diff"])
 def test_what_is_not_ablated_is_as_in_the_main_recipe(recipe: str, dataset: str) -> None:
     main = captioner("procap", dataset=dataset)
-    assert main["schedule"]["init_args"] == {"warmup": 0.1, "floor": 1.0}  # appendix H: over the first tenth
+    assert main["schedule"]["init_args"] == {"warmup": 0.1, "floor": 1.0}  # appendix H: warm-up over the first tenth
     entries = choices(PAPER / f"{recipe}.yaml", {"dataset": dataset})
     assert len(entries) > 10
     for entry in entries:
@@ -42,7 +42,7 @@ def test_rows_of_table_2_make_no_frames(entry: str) -> None:
 
 @pytest.mark.parametrize("dataset", ["clevr_change", "image_editing_request", "spot_the_diff"])
 def test_official_rates_are_those_of_each_of_two_processes(dataset: str) -> None:
-    """BertAdam counts the steps of its process and is told those of one process alone, twice as many as it takes."""
+    """BertAdam counts the steps of its own process, but its total is that of a single process, twice as many."""
     options = captioner("procap", dataset=f"{dataset}_official")
     planned = WarmupLinear(warmup=0.1)
     for name in ("schedule", "encoder_schedule"):

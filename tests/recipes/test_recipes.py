@@ -23,9 +23,9 @@ RECIPES = list(shipped().values())
 OWN = ("own_pairs", "own_boards", "own_encoder")  # need a folder of pairs; test_own_pairs.py makes one and runs them
 RUN = [path for path in RECIPES if "paper" not in path.relative_to(ROOT).parts and path.stem not in OWN]
 REAL_DATA = {"deeppcb": "realdata/deeppcb"}
-"""Recipes that need data which cannot be rendered, and where it lies in the shared folder."""
+"""Recipes that need data which cannot be rendered, and its path in the shared folder."""
 PACKAGES = {"web_pages": ("playwright",), "web": ("playwright",)}
-"""Recipes that need packages which nothing else does."""
+"""Recipes that need packages which nothing else requires."""
 
 
 def name(path: Path) -> str:
@@ -37,7 +37,7 @@ def test_the_quick_start_is_there() -> None:
 
 
 KEYS = [pytest.param(path, marks=[pytest.mark.slow] if path.parent.name == "paper" else []) for path in RECIPES]
-"""Those of the papers expand to dozens of configurations each."""
+"""All recipes; those of the papers are slow, since each expands to dozens of configurations."""
 
 
 @pytest.mark.parametrize("path", KEYS, ids=[name(path) for path in RECIPES])
@@ -60,14 +60,14 @@ def test_every_key_and_type_is_right_and_the_reader_is_told_what_to_expect(path:
 
 
 HALF = ["--trainer.precision", "bf16-mixed"]
-"""What users of a GPU add first."""
+"""The option that GPU users add first."""
 IN_HALF = ("clip4idc", "dpo_own", "noise_masking")
-"""Recipes that run in it. On a CPU it triples the time of a recipe; ``test_gpu.py`` trains each captioner in it."""
+"""Recipes that run in bf16-mixed, which triples their time on a CPU; ``test_gpu.py`` trains each captioner in it."""
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Cache of all recipes that run in this process; METEOR's index, which takes seconds to build, is the user's."""
+    """Cache of all recipes that run in this process; METEOR's index takes seconds to build and is the user's."""
     folder = tmp_path_factory.mktemp("cache")
     index = default_cache_dir() / "meteor"
     index.mkdir(parents=True, exist_ok=True)
@@ -106,18 +106,18 @@ def test_it_runs_at_its_smoke_size(
         arguments += ["--data.root", str(root)]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(cache))
-    # a stage of a smoke run has no process of its own, either
+    # the stages of a smoke run also run in this process
     assert main(["run", str(path), "--smoke", "--out", "out", *arguments]) == 0
     check_run(path, tmp_path, half=half)
 
 
 def check_run(path: Path, folder: Path, half: bool) -> None:
-    """A run left what each of its stages writes, and nothing that is half-written."""
+    """Check that a run has the outputs of each stage and no half-written files."""
     for stage in load(path).stages:
         home = folder / "out" / stage.name
         record = json.loads((home / "stage.json").read_text(encoding="utf-8"))
         if stage.run == "fit":
-            # in the logger's folder, where the recipe has a logger
+            # it is in the logger's folder if the recipe has a logger
             (config_file,) = home.rglob("config.yaml")
             config = config_file.read_text(encoding="utf-8")
             assert not half or "precision: bf16-mixed" in config, "a stage that trains does so as asked"

@@ -1,4 +1,4 @@
-"""Table 17 is one run: all scores first, then each setting of the filters, as a user types it."""
+"""Table 17 is one run: it computes all scores first, then applies each setting of the filters, as typed by a user."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lightning_idc.synthesis.sources import SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore
 
-pytest.importorskip("cv2")  # here, since importing it changes the environment
+pytest.importorskip("cv2")  # imported at module level, since the import changes the environment
 RECIPE = Path(__file__).parents[2] / "recipes" / "paper" / "img_diff_table17.yaml"
 
 
 def filters_of(config: Any) -> list[str]:
-    """What ``filters`` is, of a stage and of the stages within it."""
+    """Values of ``filters`` in a stage and in its nested stages."""
     if isinstance(config, dict):
         own = [config["filters"]] if "filters" in config else []
         return [*own, *(found for value in config.values() for found in filters_of(value))]

@@ -1,4 +1,4 @@
-"""Comparisons of captioners. Oracle: captioners that are known to see, and known not to."""
+"""Comparisons of captioners. Oracle: captioners known to use the images, and known not to."""
 
 from __future__ import annotations
 

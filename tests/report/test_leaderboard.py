@@ -33,7 +33,7 @@ def truths(world: int = 0, pairs: int = 40) -> list[ReferenceRecord]:
 
 
 def said(of: list[ReferenceRecord], wrong: float, seed: int) -> dict[str, str]:
-    """The references, with this share of their words replaced."""
+    """Captions made from the references by replacing this share of their words."""
     draw = random.Random(f"{wrong} {seed}")
     return {
         truth.id: " ".join(
@@ -54,7 +54,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 def write_run(
     run: Path, seed: int, captions: Mapping[str, str], of: list[ReferenceRecord], keys: Mapping[str, Any] | None = None
 ) -> Scores:
-    """What a run of a recipe with ShowResults leaves of its test stage."""
+    """Write the files of a test stage, as a run of a recipe with ShowResults does."""
     protocol = protocol_named("coco")
     parts = evaluate(protocol, captions, of, COMPUTED)
     result = make_result(protocol, parts, captions, of, Origin("Net", "Pairs", "test", {"num_beams": 1}, seed))
@@ -71,7 +71,7 @@ def write_run(
 def test_seeds_are_one_row_with_mean_deviation_and_p(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of, runs = truths(), tmp_path / "runs"
     good = [write_run(runs / "a" / f"seed_{n}", n, said(of, 0.2, n), of) for n in (1, 2, 3)]
-    # three runs that were started one by one, with another key
+    # three runs that were started separately, with another option
     dates = ["2026-01-01_10-00-00", "2026-01-01_11-00-00", "2026-01-02_10-00-00"]
     worse = [
         write_run(runs / "a" / date, n, said(of, 0.5, n), of, {"model.width": 8}) for n, date in enumerate(dates, 1)
@@ -213,7 +213,7 @@ def test_entries_of_the_hub_have_its_own_form(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "test" / METRICS).read_text())
     entries = hub_entries(result, "people/pairs")
     assert [entry["value"] for entry in entries] == list(result["scores"]["all"].values())
-    # the hub's own writer is the oracle of the form
+    # the hub's own writer is the oracle of the format
     theirs = [
         EvalResultEntry("people/pairs", entry["dataset"]["task_id"], entry["value"], notes=entry["notes"])
         for entry in entries
@@ -231,7 +231,7 @@ CLAIMED = {
 
 
 def score_told(folder: Path, *more: str) -> None:
-    """Results of three captioners, under the names of the first, of the last and of the best."""
+    """Score three captioners: one that always reports a change, a bad one, and a careful one."""
     (folder / "results").mkdir(parents=True, exist_ok=True)
     (folder / "told.json").write_text(json.dumps(TOLD), encoding="utf-8")
     for name, captions in CLAIMED.items():

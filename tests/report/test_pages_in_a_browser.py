@@ -1,4 +1,4 @@
-"""Both pages in a real browser, where there is one: drawn under their own security policy, searched, sorted, turned."""
+"""Both pages in a real browser, if there is one: rendered under their security policy, searched, sorted, and paged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_idc.report.html import Entry, write_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
-COUNT = 45  # three pages of twenty
+COUNT = 45  # three pages of at most twenty
 
 SCRIPT = """
 const told = [];
@@ -32,7 +32,7 @@ document.body.append(Object.assign(document.createElement("pre"), { id: "told", 
 
 
 def dom(page: Path) -> str:
-    """What stands in a page after its scripts ran, with what they complained about."""
+    """DOM of a page after its scripts have run, which must not print to the console."""
     command = [
         str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
         "--virtual-time-budget=3000", page.as_uri(),
@@ -44,7 +44,7 @@ def dom(page: Path) -> str:
 
 
 def steps(page: Path, script: str) -> list[list[Any]]:
-    """What the steps noted, in a copy of the page whose policy lets them run."""
+    """Notes made by a script of steps, in a copy of the page without the policy that would block it."""
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text(encoding="utf-8"))
     before, running = text.split("<script>", 1)
     head, end = running.split("</script>", 1)

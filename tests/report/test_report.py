@@ -79,7 +79,7 @@ def test_rows_for_the_least_and_the_most_overlap() -> None:
 
 
 class Overlapping(TinyPairs):
-    """Pairs of which the views are known to overlap."""
+    """Pairs with a known overlap of their views."""
 
     def source(self, split: str) -> PairSource:
         source = super().source(split)
@@ -159,7 +159,7 @@ def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 6])
 def test_images_of_any_number_of_channels_are_shown(channels: int, tmp_path: Path) -> None:
-    """Captioners of more than three bands are tested, too."""
+    """Captioners can have any number of bands; their images are shown as RGB."""
     image = torch.full((channels, 200, 300), 7, dtype=torch.uint8)
     write_report(tmp_path / "r.html", "t", [Entry("a", "c", ["r"], images=(image, image))], full_size=True)
     with Image.open(tmp_path / "r_pictures" / "000001_after.jpg") as shown:
@@ -168,7 +168,7 @@ def test_images_of_any_number_of_channels_are_shown(channels: int, tmp_path: Pat
 
 
 def test_the_report_shows_the_original_images(tmp_path: Path) -> None:
-    """A hair-fine change is mush in the image that the captioner sees."""
+    """A very thin change would be blurred in the smaller image that the captioner gets."""
     for number, (side, size) in enumerate((("before", (2048, 512)), ("after", (1024, 256)))):
         (tmp_path / side).mkdir()
         Image.new("RGB", size, (90 * number, 120, 120)).save(tmp_path / side / "a.png")
@@ -178,7 +178,7 @@ def test_the_report_shows_the_original_images(tmp_path: Path) -> None:
     (entry,) = Results([record], None, data, "test").entries([record])
     assert entry.images is not None and [image.shape for image in entry.images] == [(3, 256, 1024)] * 2
     assert entry.images[1][0].eq(90).all()
-    # boxes are of the image that the captioner sees
+    # boxes refer to the image that the captioner gets
     boxed = PairSample("a", torch.zeros(3, 32, 32).byte(), torch.zeros(3, 32, 32).byte(), boxes=torch.ones(1, 2, 4) * 8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(data.pairs_of("test")), "load", lambda source, index: boxed)
@@ -213,7 +213,7 @@ def test_cells_are_text_in_every_form() -> None:
 
 
 def test_a_blind_captioner_is_named_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One caption for all pairs has a score, and nothing said that it was worth nothing."""
+    """A captioner with one caption for all pairs gets a score and a warning that it does not use the images."""
     captioner = TinyCaptioner()
     captioner.generate = lambda features, **options: [Caption("the cube moved", -1.0)] * len(features.memory)  # type: ignore[assignment]
     model = fit([], tmp_path, captioner, max_steps=1)

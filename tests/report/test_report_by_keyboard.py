@@ -1,4 +1,4 @@
-"""The report as a person uses it: real keys, links, a table to take away, rules of accessibility. Needs Chromium."""
+"""The report as a person uses it: real keys, links, a table to download, accessibility rules. Needs Chromium."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def browser() -> Iterator[Any]:
 def picture(red: int) -> torch.Tensor:
     image = torch.zeros(3, *SIZE, dtype=torch.uint8)
     image[0] = red
-    image[1, ::7] = 255  # hairlines, which a reduced picture loses
+    image[1, ::7] = 255  # thin lines that vanish in a reduced image
     return image
 
 
@@ -71,7 +71,7 @@ def page(browser: Any, report: Path) -> Iterator[Any]:
 
 
 def color(page: Any, share: float) -> tuple[int, ...]:
-    """What is seen on the stage, at this share of its width."""
+    """Colour on the stage at this share of its width."""
     from PIL import Image
 
     shot = Image.open(io.BytesIO(page.locator("#stage").screenshot())).convert("RGB")
@@ -99,7 +99,7 @@ def test_every_action_by_keyboard(page: Any) -> None:
     assert page.input_value("#wipe") == "52"
     page.keyboard.press("Escape")
     assert not page.locator("#large").is_visible()
-    # the browser itself goes back to p00; the page is told of the close in a later task and goes to the pair last seen
+    # the browser first focuses p00; the page handles the close event later and focuses the pair seen last
     page.wait_for_selector("button:focus img[alt='before, p01']")
     assert "large" not in page.url
 
@@ -191,7 +191,7 @@ def test_rules_of_accessibility(browser: Any, report: Path, tmp_path: Path) -> N
     write_audit(audit, "An audit", [result], {"kept": 1}, {"kept": 1}, "1 pair", {"records": "here"})
     write_leaderboard(board, [Board("D: coco", "2 pairs", Table(["model", "CIDEr-D"], [["a", "1.0"]]))])
     for scheme in ("light", "dark"):
-        tab = browser.new_page(color_scheme=scheme, bypass_csp=True)  # axe is put into the page
+        tab = browser.new_page(color_scheme=scheme, bypass_csp=True)  # to inject axe into the page
         for address in (report.as_uri(), report.as_uri() + "#pair=p03&large=1", audit.as_uri(), board.as_uri()):
             tab.goto(address)
             tab.reload()

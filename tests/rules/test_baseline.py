@@ -1,4 +1,4 @@
-"""The rules as a row of a table."""
+"""The rule-based describer as a row of a results table."""
 
 from __future__ import annotations
 

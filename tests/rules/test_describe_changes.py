@@ -24,7 +24,7 @@ RED, BLUE, GREEN = (210, 30, 30), (30, 40, 210), (30, 160, 50)
 
 
 def scene(*discs: tuple[int, int, int, tuple[int, int, int]], seed: int = 0) -> Image.Image:
-    """A smoothly shaded ground with a fixed square and discs at x, y with a radius and a colour."""
+    """A smoothly shaded background with a fixed square, and discs given by x, y, radius and colour."""
     y, x = np.mgrid[:SIZE, :SIZE]
     ground = np.stack([150 + x / 8, 160 + y / 8, 150 + (x + y) / 16], -1).astype(np.uint8)
     picture = Image.fromarray(ground)
@@ -37,7 +37,7 @@ def scene(*discs: tuple[int, int, int, tuple[int, int, int]], seed: int = 0) -> 
 
 
 def photograph() -> Image.Image:
-    """Fine texture everywhere, as photographs have it."""
+    """An image with fine texture everywhere, like a photograph."""
     random = np.random.default_rng(1)
     coarse = random.uniform(40, 215, (3, 20, 20))
     fine = coarse.repeat(8, 1).repeat(8, 2) + random.normal(0, 12, (3, SIZE, SIZE))
@@ -77,7 +77,7 @@ def test_a_removed_object() -> None:
 
 @pytest.mark.parametrize("shift", [(12, -7), (60, 5), (-8, 0)])
 def test_a_moved_object(shift: tuple[int, int]) -> None:
-    """A short way, on which both places overlap, and a long one."""
+    """The object moves a short way, so that both positions overlap, or a long way."""
     answer = describe_changes(scene((80, 60, 16, BLUE)), scene((80 + shift[0], 60 + shift[1], 16, BLUE)))
     assert kinds(answer) == ["moved"]
     region = answer.regions[0]
@@ -173,7 +173,7 @@ def test_region_of_a_shifted_view_is_in_before_pixels() -> None:
 
 
 def test_box_of_a_view_that_is_turned_and_larger() -> None:
-    """Oracle: the box of the warped square, mapped back, contains the square and is at most a turn larger."""
+    """Oracle: the box of the warped square, mapped back, contains the square and is larger only by the rotation."""
     square = np.zeros((1, SIZE, SIZE), np.float32)
     square[:, 110:135, 20:50] = 1
     motion = Motion(np.array([[-0.08, 0.03, 4.0], [-0.03, -0.08, -6.0]]), ((SIZE - 1) / 2, (SIZE - 1) / 2))

@@ -1,4 +1,4 @@
-"""Text that another font rasteriser drew: noise where all of it is, however little of the page it takes."""
+"""Text drawn by another font rasteriser is noise if all of it is redrawn, however small its share of the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 320, 240
 def typeset(
     scale: int = 1, size: int = 11, text: str = "the quick brown fox", bold: int = 0, color: str = "black"
 ) -> Image.Image:
-    """Lines of letters that stand at the same positions at each scale; those of a large one are not hinted."""
+    """Lines of letters at the same positions for each scale; letters drawn at a large scale are not hinted."""
     font = ImageFont.load_default(size * scale)
     image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "white")
     draw = ImageDraw.Draw(image)
@@ -46,13 +46,13 @@ def mostly_empty(image: Image.Image) -> Image.Image:
 
 
 def with_second_line(image: Image.Image, line: Image.Image, right: int = 0) -> Image.Image:
-    """A page whose second line of letters of size 13 is that of another page, moved to the right."""
+    """A page whose second line, of letters of size 13, comes from another page and is moved to the right."""
     image.paste(line.crop((0, 22, WIDTH - right, 40)), (right, 22))
     return image
 
 
 def on_a_gradient(image: Image.Image) -> Image.Image:
-    """A page whose ground becomes darker downwards, so that text looks different in each row."""
+    """A page whose background darkens downwards, so that text looks different in each row."""
     ground = 255 - np.arange(HEIGHT)[:, None, None] // 3
     return Image.fromarray(np.clip(np.array(image).astype(int) + ground - 255, 0, 255).astype(np.uint8))
 
@@ -63,7 +63,7 @@ def moved_down(image: Image.Image) -> Image.Image:
 
 
 def below_photo(image: Image.Image) -> Image.Image:
-    """A page whose text is a small part of it: the rest is a photo, equal in both captures."""
+    """A page with little text; the rest is a photo, which is equal in both captures."""
     photo = np.random.default_rng(1).integers(0, 256, (840, 2 * WIDTH, 3)).astype(np.uint8)
     result = Image.fromarray(photo)
     result.paste(image, (0, 0))
@@ -105,7 +105,7 @@ def test_text_that_moves_on_a_gradient_is_a_change() -> None:
 
 
 def on_shades(top: int, shade: int = 0) -> np.ndarray:
-    """A page with text on a bright half and a dark half, both of which become darker downwards."""
+    """A page with text on its bright half, and with a dark half; both halves darken downwards."""
     rows, columns = np.mgrid[:480, :640]
     ground = np.where(columns < 320, 60, 230) - ((rows - np.where(columns < 320, shade, -shade)) * 0.2).astype(int)
     text = np.full((480, 640), 255)
@@ -114,7 +114,7 @@ def on_shades(top: int, shade: int = 0) -> np.ndarray:
 
 
 def test_text_that_moves_far_is_no_encoding_although_all_of_its_ground_differs_a_little() -> None:
-    """The ground alone differs nearly everywhere, so that the pixels of the text are few of those that do."""
+    """The background differs nearly everywhere, so text is only a small part of the pixels that differ."""
     assert noise_of(on_shades(10), on_shades(67, shade=11)) is None
 
 
@@ -125,7 +125,7 @@ def noise(before: Image.Image, after: Image.Image) -> str | None:
 
 @pytest.mark.parametrize(("share", "expected"), [(0.2, "another font rasteriser"), (0.0, None)])
 def test_strokes_may_become_darker_if_some_of_their_pixels_become_lighter(share: float, expected: str | None) -> None:
-    """Sharper strokes have both; text of another color, or with more gamma, has only darker ones."""
+    """Sharper strokes have darker and lighter pixels; text of another color, or with more gamma, only darker ones."""
     soft, sharp = (np.asarray(typeset(scale, size=13), float).transpose(2, 0, 1) for scale in (8, 1))
     darker = 255 - 255 * ((255 - soft) / 255) ** 0.8
     after = np.clip(darker + share * (sharp - soft), 0, 255)

@@ -1,4 +1,4 @@
-"""Scrolled views: content that moves by a pixel under fixed parts is noise, what an element moves is none."""
+"""Scrolled views: content that moves by a pixel under fixed parts is noise, content moved by an element is not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def narrow(top: int = 0) -> Image.Image:
 
 
 def with_side_bar(top: int = 0, left: int = 0) -> Image.Image:
-    """A page that is scrolled down and to the right next to a side bar that stays."""
+    """A page that is scrolled down and to the right next to a fixed side bar."""
     image = Image.new("RGB", (WIDTH + 160, HEIGHT), "white")
     image.paste(page(top), (140 - left, 0))
     draw = ImageDraw.Draw(image)
@@ -69,7 +69,7 @@ def test_a_view_that_moves_under_fixed_parts_is_scrolled(
 
 
 def resized_box(width: int) -> Image.Image:
-    """A page in a bordered box whose left edge and text move and whose right edge stays."""
+    """A page in a bordered box; its left edge and text move, and its right edge stays."""
     image = Image.new("RGB", (WIDTH, HEIGHT), "white")
     image.paste(page().crop((0, 0, 260, HEIGHT)), (310 - width, 0))
     ImageDraw.Draw(image).rectangle((310 - width, -1, 310, HEIGHT), outline="black")

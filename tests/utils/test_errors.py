@@ -1,4 +1,4 @@
-"""Errors that a user meets are of a kind: the base class is for ``except`` alone, and has one name."""
+"""Errors that a user sees have a specific class: the base class is only for ``except``, and has one name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) a
 
 
 def faults_of(source: str) -> Iterator[str]:
-    """Lines that raise the base class, give it another name, or import an error from elsewhere than its own file."""
+    """Lines that raise the base class, give it another name, or import an error from a module other than its own."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Raise(exc=ast.expr() as error):
@@ -76,7 +76,7 @@ def test_the_traceback_of_a_worker_is_no_part_of_a_message() -> None:
     ("message", "expected"),
     [
         ("no file 'https://me:pw@host/a'; expected a path", "no file 'https://***@host/a'; expected a path"),
-        ("no file https:/me:pw@host/a", "no file https:/***@host/a"),  # of Path
+        ("no file https:/me:pw@host/a", "no file https:/***@host/a"),  # as Path prints it
         ("'s3://bucket/a.png?X-Amz-Signature=pw&b=pw' is a URL", "'s3://bucket/a.png?***' is a URL"),
         ("why? see https://host/page", "why? see https://host/page"),
         ("C:/folder/a@b.png?", "C:/folder/a@b.png?"),

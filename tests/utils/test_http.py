@@ -1,4 +1,4 @@
-"""The HTTP client against servers that send elsewhere, answer too much, drip, and repeat what they were sent."""
+"""The HTTP client against servers that redirect, answer too much or too slowly, or echo what they were sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = "sk-SECRET-123"
 
 
 class Hostile(BaseHTTPRequestHandler):
-    """Answers by the path: a status with a place to go to, or a way of answering badly."""
+    """Answers according to the path: with a redirect, or badly in a certain way."""
 
     elsewhere = ""
     seen: ClassVar[list[tuple[str, str | None]]] = []
@@ -75,7 +75,7 @@ class Hostile(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def handle(self) -> None:
-        with suppress(OSError):  # the client has seen enough
+        with suppress(OSError):  # the client closes the connection early
             super().handle()
 
 
@@ -100,7 +100,7 @@ def test_a_key_never_follows_a_redirect(server: str, status: int, body: bytes | 
 
 @pytest.mark.parametrize("name", ["drip", "slow"])
 def test_the_time_limit_is_of_the_whole_answer(server: str, name: str) -> None:
-    # the server ends its answer after four seconds, and each part of it comes in time
+    # the whole answer takes four seconds, but each part arrives within the limit
     with pytest.raises(TransferError, match="timed out"):
         request(f"{server}/{name}", timeout=0.5)
 

@@ -34,7 +34,7 @@ RECIPE = "recipe: {title: A captioner of birds, minutes: 3}\nstages: {}\n"
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An installed package, as pip lays it out."""
+    """An installed package, in the layout of pip."""
     (tmp_path / "bird_pairs.py").write_text(MODULE)
     info = tmp_path / "bird_idc-2.1.dist-info"
     info.mkdir()

@@ -1,4 +1,4 @@
-"""One class has one name: bare name, public path and path of the defining module lead to it."""
+"""Each class has one name: bare name, public path and path of the defining module resolve to it."""
 
 from __future__ import annotations
 

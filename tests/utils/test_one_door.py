@@ -1,4 +1,4 @@
-"""The source of the library: files of users and addresses are reached through one module each."""
+"""The library accesses user files and network addresses through only one module each."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ REMOVES_OR_WRITES = re.compile(
     r"\brmtree\(|\.write_text\(|\.write_bytes\(|upload_folder\(|upload_file\(|create_commit\(|\bos\.(replace|rename|remove)\("
     r"|shutil\.(move|copy\w*)\(|\.unlink\(|\.rename\(|\.open\(\"[wax]b?\"|\bopen\([^)]*\"[wax]b?\"|\batomic_write\("
 )
-# why a file may write by itself
+# the reason why a file may write by itself
 WRITERS = {
     "utils/outputs.py": "the one door",
     "utils/manifest.py": "the list of outputs",
     "utils/uploads.py": "the one door to the hub",
     "utils/files.py": "atomic_write itself, and the half-written files of processes that are gone",
-    # folders that the library names, makes and knows by a manifest or a seal of its own
+    # folders that the library names, creates, and recognises by its own manifest or seal
     "data/store/shards.py": "stores",
     "data/store/building.py": "stores",
     "data/store/growing.py": "stores",
@@ -37,12 +37,12 @@ WRITERS = {
     "metrics/spice.py": "a temporary folder",
     "synthesis/models/sentence.py": "weights in the cache folder",
     "synthesis/export.py": "an empty folder, on any file system of fsspec",
-    # given the path of a draft
+    # these get the path of a draft
     "report/pages.py": "pages into a draft",
     "serve/reg.py": "reg.json and images into a draft",
     "synthesis/web/browser.py": "settings of fonts in a temporary folder",
     "data/tables/prepare.py": "downloads into a draft",
-    # parts of a run that is not finished, which begin with its key
+    # parts of an unfinished run, which begin with its key
     "serve/batch.py": "parts of an unfinished run",
     "callbacks/write_predictions.py": "parts of an unfinished run",
     "cli/pairs.py": "captions into a draft",

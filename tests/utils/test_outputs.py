@@ -1,4 +1,4 @@
-"""Outputs: what the library wrote may be replaced by it, what a user has stays byte for byte."""
+"""The library may replace outputs that it wrote itself; files of a user stay unchanged, byte for byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_idc.utils.outputs import Output, check_disjoint, check_file, new_
 
 
 def tree(folder: Path) -> dict[str, bytes | str]:
-    """Every file below a folder, and where every link leads."""
+    """Content of every file below a folder, and target of every link."""
     return {
         path.relative_to(folder).as_posix(): str(path.readlink()) if path.is_symlink() else path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -191,7 +191,7 @@ def test_outputs_of_one_command_are_apart(tmp_path: Path) -> None:
     for other in ("x", "./x", "same", "x/y"):
         with pytest.raises(ConfigError, match="--out and --reg would both write"):
             check_disjoint({"--out": tmp_path / "x", "--junit": None, "--reg": tmp_path / other})
-    with pytest.raises(ConfigError, match="both write"):  # case does not count on all file systems
+    with pytest.raises(ConfigError, match="both write"):  # some file systems ignore case
         check_disjoint({"--out": tmp_path / "Scores.json", "--reg": tmp_path / "scores.json"})
     check_disjoint({"--out": Path("/dev/null"), "--reg": Path("/dev/null"), "--junit": tmp_path / "y"})
 

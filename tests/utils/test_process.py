@@ -1,4 +1,4 @@
-"""The fast start and end of a command."""
+"""Fast start and exit of a command."""
 
 from __future__ import annotations
 

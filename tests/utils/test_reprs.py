@@ -68,7 +68,7 @@ def test_an_import_from_the_wrong_package_says_where_the_name_is(name: str) -> N
 
 
 def test_a_public_name_of_another_package_is_no_attribute() -> None:
-    """jsonargparse asks packages for names that they may lack."""
+    """jsonargparse looks up names in packages that may not have them."""
     assert not hasattr(lightning_idc, "FolderPairs") and getattr(lightning_idc, "FolderPairs", None) is None
     with pytest.raises(AttributeError, match=r"no attribute 'FolderPairs'; lightning_idc.data has it"):
         _ = lightning_idc.FolderPairs  # type: ignore[attr-defined]
@@ -77,6 +77,6 @@ def test_a_public_name_of_another_package_is_no_attribute() -> None:
 def test_an_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'NoSuchName'"):
         _ = lightning_idc.NoSuchName  # type: ignore[attr-defined]
-    from lightning_idc import report  # a module and no public name
+    from lightning_idc import report  # a module, not a public name
 
     assert report.__name__ == "lightning_idc.report"

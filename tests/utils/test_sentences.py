@@ -1,4 +1,4 @@
-"""Where a sentence ends, and where it does not although there is a full stop."""
+"""Sentence ends, and full stops that do not end a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others wrote, printed to a terminal and into Markdown: shown, and without effect."""
+"""Text from untrusted sources is escaped when it is printed to a terminal or written into Markdown."""
 
 from __future__ import annotations
 

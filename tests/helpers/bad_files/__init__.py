@@ -1,1 +1,1 @@
-"""Files that a reader must refuse or survive, by kind: damaged, lying, or trying to run something."""
+"""Files that a reader must refuse or survive, by kind: damaged, inconsistent, or malicious."""

@@ -1,4 +1,4 @@
-"""Archives that write outside their target or lie about sizes, and values of YAML that name code."""
+"""Archives with members outside the target folder or with false sizes, and YAML values that name code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tarred(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> Callab
 
 
 def lying(path: Path) -> None:
-    """A member that says it is small and unpacks to 100 MB."""
+    """Write a ZIP archive with a member that declares 10 bytes and unpacks to 100 MB."""
     zipped("big.bin", content=bytes(100_000_000), compression=zipfile.ZIP_DEFLATED)(path)
     content = bytearray(path.read_bytes())
     size = (100_000_000).to_bytes(4, "little")

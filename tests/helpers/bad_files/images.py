@@ -1,4 +1,4 @@
-"""Bytes that pretend to be images: other formats, bombs of pixels and of metadata, circles, lying headers."""
+"""Bytes that pretend to be images: other formats, decompression bombs, page cycles, and false headers."""
 
 from __future__ import annotations
 

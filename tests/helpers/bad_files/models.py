@@ -1,4 +1,4 @@
-"""Values in checkpoints and folders of models that name what is to be built, imported or fetched."""
+"""Values in checkpoints and model folders that name code to build or import, or files to fetch."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
 
 
 def gadget_folder(name: str, good: dict[str, Any], folder: Path) -> None:
-    """A folder as save_pretrained writes it whose options name code."""
+    """Write a folder in the layout of ``save_pretrained`` whose options name code."""
     hparams = {key: value for key, value in good["hyper_parameters"].items() if not key.startswith("_")}
     config = {"class_path": good["class_path"], "init_args": hparams | gadgets(folder / "PWNED")[name]}
     (folder / "config.json").write_text(json.dumps(config))
@@ -178,11 +178,11 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     },
     "main": {"a": {"class_path": "lightning_idc.__main__", "init_args": {}}},
 }
-"""Records of adapters, as ``adapters.json`` and a checkpoint hold them."""
+"""Adapter records in the format of ``adapters.json`` and of checkpoints."""
 
 
 def write_transformers(name: str, code: str, folder: Path) -> None:
-    """A folder of transformers that brings code, or names files and addresses elsewhere."""
+    """Write a transformers model folder that ships code, or that names files and addresses elsewhere."""
     (folder / "evil_mod.py").write_text(code)
     for file, content in TRANSFORMERS[name].items():
         if content is ...:

@@ -1,4 +1,4 @@
-"""Tables whose paths leave their folder, or that bring more than rows, and stores that lie."""
+"""Tables whose paths leave their folder or that contain more than rows, and stores from a hostile author."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ FOLDERS: dict[str, Callable[[Path], None]] = {
 
 
 def record_store(root: Path, records: Sequence[Record], **notes: Any) -> Path:
-    """A store of records, as a hostile author may write it."""
+    """Write a store of records as a hostile author might."""
     store, identity = root / "store", {"stage": "s", "source": "x"}
     store.mkdir()
     write_records(store, fingerprint_of(identity), 0, records)

@@ -1,4 +1,4 @@
-"""Files of weights: pickles that call functions, in every wrapping of torch, damaged checkpoints, lying safetensors."""
+"""Weight files: pickles that call functions in every container of torch, damaged checkpoints, bad safetensors."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ ODD: dict[str, Any] = {
 
 
 def broken_files(content: Any, trace: Path) -> dict[str, Writer]:
-    """Ways to write a file that is not what it should be, whatever it should be."""
+    """Functions that each write a damaged or unexpected file, whatever the reader expects."""
 
     def saved(value: Any, **options: Any) -> Callable[[Path], Any]:
         return lambda path: torch.save(value, path, **options)
@@ -199,7 +199,7 @@ def broken_files(content: Any, trace: Path) -> dict[str, Writer]:
 
 
 def mutated(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A checkpoint with one value replaced: of its own, of its hyper-parameters, of its weights."""
+    """Variants of a checkpoint that differ in one value: a top-level entry, a hyper-parameter, or a weight."""
     found: dict[str, dict[str, Any]] = {"as it is": content}
     for key in content:
         found |= {f"{key}={name}": {**content, key: value} for name, value in ODD.items()}
@@ -241,7 +241,7 @@ SAFE: dict[str, bytes] = {
 
 
 def lying_folder(name: str, folder: Path) -> None:
-    """A folder as save_pretrained writes it whose safetensors lie."""
+    """Write a folder in the layout of ``save_pretrained`` whose safetensors file is invalid."""
     (folder / "model.safetensors").write_bytes(SAFE[name])
     content = good_checkpoint()
     hparams = {key: value for key, value in content["hyper_parameters"].items() if not key.startswith("_")}
