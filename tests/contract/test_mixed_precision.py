@@ -52,12 +52,14 @@ def test_the_clip_binds() -> None:
 
 
 @pytest.mark.slow
-def test_it_resumes(tmp_path: Path) -> None:
-    """A run with a fused optimizer and clipping resumes from its checkpoint."""
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     trainer, _ = train(True)
     trainer.save_checkpoint(tmp_path / "two.ckpt")
-    again, _ = train(True, checkpoint=tmp_path / "two.ckpt", max_epochs=3)
-    assert again.global_step == 12
+    resumed_trainer, resumed = train(True, checkpoint=tmp_path / "two.ckpt", max_epochs=3)
+    _, uninterrupted = train(True, max_epochs=3)
+    assert resumed_trainer.global_step == 12
+    for (name, value), other in zip(resumed.named_parameters(), uninterrupted.parameters(), strict=True):
+        torch.testing.assert_close(value, other, rtol=0, atol=0, msg=name)
 
 
 def test_other_runs_keep_their_optimizer_as_it_is() -> None:
