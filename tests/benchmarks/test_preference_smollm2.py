@@ -21,10 +21,15 @@ class SmallRun(LanguageRun):
     scenes: ClassVar[Mapping[str, Any]] = {"render_size": 32, "batch_size": 4}
 
 
+def small(tmp_path: Path, **numbers: Any) -> argparse.Namespace:
+    epochs = {"sft_epochs": 1, "warm_epochs": 1, "align_epochs": 0, "epochs": 1, "share": 0.5}
+    numbers = {"pairs": 8, "test_pairs": 4, **epochs, **numbers}
+    return argparse.Namespace(weights=None, language_model=None, cache=tmp_path / "cache", **numbers)
+
+
 @pytest.mark.slow
 def test_preference_optimisation_starts_from_the_supervised_policy(tmp_path: Path) -> None:
-    numbers = {"pairs": 8, "test_pairs": 4, "sft_epochs": 1, "warm_epochs": 1, "epochs": 1, "share": 0.5}
-    args = argparse.Namespace(weights=None, language_model=None, cache=tmp_path / "cache", **numbers)
+    args = small(tmp_path)
     run = SmallRun(args, tmp_path / "1", 1, "careful")
     policy = run.supervised()
     expected = torch.load(policy, weights_only=True)["state_dict"]
@@ -36,3 +41,16 @@ def test_preference_optimisation_starts_from_the_supervised_policy(tmp_path: Pat
     weights = captioner.state_dict()
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, msg=name)
+
+
+@pytest.mark.slow
+def test_alignment_is_on_other_pairs_with_careful_captions_and_sft_starts_from_it(tmp_path: Path) -> None:
+    args = small(tmp_path, align_epochs=1)
+    run = SmallRun(args, tmp_path / "1", 1, "people")
+    captioner, data = run.untrained(), run.pairs()
+    assert not set(run.first_pairs().train_captions()) & set(data.train_captions())
+    expected = torch.load(tmp_path / "1" / "aligned-people.ckpt", weights_only=True)["state_dict"]
+    assert any(value.abs().max() > 0 for name, value in expected.items() if "lora_B" in name)
+    run.trainer(1, run.parts(), limit_train_batches=0).fit(captioner, data)
+    for name, value in expected.items():
+        torch.testing.assert_close(captioner.state_dict()[name], value, msg=name)
