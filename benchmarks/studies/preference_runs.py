@@ -241,7 +241,7 @@ class LanguageRun(EncoderRun):
             parts = [*self.parts(), *self.warm_start()]
             trainer = self.fit(super().untrained(), self.first_pairs(), self.args.align_epochs, parts)
             trainer.save_checkpoint(aligned)
-        return self.captioner(2e-3, init_from=str(aligned), captions_per_pair=2)
+        return self.captioner(self.args.rate, init_from=str(aligned), captions_per_pair=2)  # as in later trainings
 
     def first_weights(self) -> list[Callback]:
         return [] if self.args.align_epochs else self.warm_start()

@@ -22,7 +22,7 @@ class SmallRun(LanguageRun):
 
 
 def small(tmp_path: Path, **numbers: Any) -> argparse.Namespace:
-    epochs = {"sft_epochs": 1, "warm_epochs": 1, "align_epochs": 0, "epochs": 1, "share": 0.5}
+    epochs = {"sft_epochs": 1, "warm_epochs": 1, "align_epochs": 0, "epochs": 1, "share": 0.5, "rate": 3e-4}
     numbers = {"pairs": 8, "test_pairs": 4, **epochs, **numbers}
     return argparse.Namespace(weights=None, language_model=None, cache=tmp_path / "cache", **numbers)
 
