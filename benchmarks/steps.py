@@ -193,7 +193,7 @@ def time_steps(
         callbacks: that train, too.
         folder: for what the Trainer writes.
         counts: whether operations are counted.
-        recounts: whether they are counted anew in the second epoch.
+        recounts: whether they are counted again in the second epoch.
         options: of the Trainer.
     """
     clock = Clock(Stopwatch(partial(now, device), counts), recounts)

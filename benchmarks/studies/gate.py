@@ -7,7 +7,7 @@
 2. Changes: `ChangeHtml` changes one property of one element, by all operators equally often; with --release, pairs
    of a release of `ReleasePairs` are taken in place of new ones.
 3. Subtle: smaller changes of one element, and changes of one property of the whole page.
-4. Redrawn: changes of one element, by all operators, while other hinting draws the whole page anew.
+4. Redrawn: changes of one element, by all operators, while other hinting redraws the whole page.
 
 The captures stay in DIR, and the command resumes. Each pair is decided by the gate of `lightning-idc compare` with
 its default options.

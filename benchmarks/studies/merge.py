@@ -119,7 +119,7 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
             )
             first = studies.setdefault(world, study)
             if first.setting != study.setting:
-                raise DataError(f"parts of world {world} were tested on other pairs or rows; make them anew")
+                raise DataError(f"parts of world {world} were tested on other pairs or rows; run them again")
             for run in results["runs"]:
                 known = runs.setdefault(world, {}).setdefault(run["seed"], {"said": {}, "figures": {}, "notes": {}})
                 unite(known, run, f"world {world}, seed {run['seed']}")
@@ -128,7 +128,7 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
         every = set.union(*rows.values())
         for seed, own in sorted(rows.items()):
             if own != every:
-                raise DataError(f"world {world}, seed {seed} lacks {', '.join(sorted(every - own))}; run the part anew")
+                raise DataError(f"world {world}, seed {seed} lacks {', '.join(sorted(every - own))}; run the part again")
             known = runs[world][seed]
             study.add(
                 seed,

@@ -1,7 +1,7 @@
 """Captions of rendered pairs as several people would write them: in other words, with fewer details, and often vague.
 
 1. Of some changed pairs, every caption is one of 20 sentences that are true of every changed pair;
-2. every other caption is written anew in one of 20 ways to say its kind of change, and leaves out some attributes.
+2. every other caption is rewritten in one of 20 ways to say its kind of change, and leaves out some attributes.
 
 ``grammar.parse`` reads the type, the object and the new value from each sentence.
 

@@ -9,12 +9,12 @@ Two renders of one page may differ although nobody changed the page. In this ord
 4. another encoding, such as JPEG, unless both files are lossless: most edges of the page differ a little, not by a
    shift of whole pixels, as often lighter as darker, and no region differs by more than the noise that is estimated
    from the pair itself (:mod:`~lightning_idc.rules.detection`);
-5. another font rasteriser: the glyphs of the whole page are drawn anew (:mod:`~lightning_idc.rules.redrawing`), and
+5. another font rasteriser: the glyphs of the whole page are redrawn (:mod:`~lightning_idc.rules.redrawing`), and
    each word has the same ink at the same position (:mod:`~lightning_idc.rules.ink`).
 
 One difference that none of these explains makes the pair a changed one: a shift of one part of the page is a change,
 and so is any difference on a page most of whose other edges are equal. ``lenient`` also takes for noise what may as
-well be a change: glyphs that are drawn anew at other positions, and parts that moved without being cut.
+well be a change: glyphs that are redrawn at other positions, and parts that moved without being cut.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MAX_ONE_SIDED = 0.9
 """Largest fraction of the differences within a block that others do not balance: sharper strokes reach 0.81, and text
 of another color 1."""
 MIN_SPREAD, MIN_REDRAWN = 0.05, 0.2
-"""Smallest fractions of the blocks with edges that differ, and of the pieces of text that are drawn anew."""
+"""Smallest fractions of the blocks with edges that differ, and of the pieces of text that are redrawn."""
 MIN_WHOLE = 0.5
 """Smallest height or width of what moved when the whole picture did, as a fraction: one element alone is less."""
 MAX_CURSORS = 2

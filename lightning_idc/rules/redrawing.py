@@ -1,7 +1,7 @@
 """Redrawing: tells text that another font rasteriser drew from text that changed or moved.
 
 The settings of fonts differ between machines (hinting, positions at fractions of pixels). Where they do, every glyph of
-a page is drawn anew, and no piece of text looks as it did, whereas after a change of the page most of the text is the
+a page is redrawn, and no piece of text looks as it did, whereas after a change of the page most of the text is the
 same, if perhaps elsewhere. :func:`redrawn_share` measures that; :mod:`~lightning_idc.rules.ink` tells whether the text
 also has the same ink at the same positions.
 """

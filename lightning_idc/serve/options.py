@@ -64,7 +64,7 @@ class GateOptions:
             shift of the whole image first; none calls images of unequal sizes changed. Masks of --ignore are applied
             afterwards.
         noise: whether differences between two captures of one page (rounding, a text cursor, a scrolled view, another
-            encoding, glyphs drawn anew) count (count) or not (ignore); lenient also ignores what may as well be a
+            encoding, redrawn glyphs) count (count) or not (ignore); lenient also ignores what may as well be a
             change, such as all text set at other positions by the fonts of another machine.
     """
 
