@@ -128,7 +128,7 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
         every = set.union(*rows.values())
         for seed, own in sorted(rows.items()):
             if own != every:
-                raise DataError(f"world {world}, seed {seed} lacks {', '.join(sorted(every - own))}; run the part again")
+                raise DataError(f"world {world}, seed {seed} lacks {', '.join(sorted(every - own))}; run it again")
             known = runs[world][seed]
             study.add(
                 seed,

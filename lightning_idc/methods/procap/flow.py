@@ -125,8 +125,8 @@ def blend(before: Tensor, after: Tensor, forward_flow: Tensor, backward_flow: Te
 
     I = H * warped before + (1 - H) * warped after (ProCap, section 3.1.1). The flows from the middle to both ends are
     those of Jiang et al. 2018, Eq. 4, at t = 1/2. The mask H weighs each image by the agreement of forward and backward
-    flow at the pixel, since a flow that does not lead back is wrong or ends at another object. The residual image of the
-    paper is omitted, since a trained network predicts it.
+    flow at the pixel, since a flow that does not lead back is wrong or ends at another object. The residual image of
+    the paper is omitted, since a trained network predicts it.
 
     Args:
         before: ``(N, 3, H, W)``.
