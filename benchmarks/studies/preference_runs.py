@@ -42,6 +42,7 @@ WORLDS: dict[str, tuple[float, Corruption | None]] = {
     "vague": (0.0, VagueCaptions(0.6)),
     "vague_sixth": (1 / 6, VagueCaptions(0.6)),
     "people": (0.0, PeopleCaptions(0.6)),
+    "paraphrased": (0.0, PeopleCaptions(0.0)),
     "careful": (1 / 6, None),
     "half": (0.5, None),
 }
@@ -241,7 +242,7 @@ class LanguageRun(EncoderRun):
             parts = [*self.parts(), *self.warm_start()]
             trainer = self.fit(super().untrained(), self.first_pairs(), self.args.align_epochs, parts)
             trainer.save_checkpoint(aligned)
-        return self.captioner(self.args.rate, init_from=str(aligned), captions_per_pair=2)  # as in later trainings
+        return self.captioner(2e-3, init_from=str(aligned), captions_per_pair=2)
 
     def first_weights(self) -> list[Callback]:
         return [] if self.args.align_epochs else self.warm_start()
