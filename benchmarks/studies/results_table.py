@@ -120,7 +120,6 @@ def _m3diff() -> tuple[Comparison, ...]:
     language = partial(Comparison, file="mdp_smollm2", world="rendered")
     return (
         mdp("MDP at four depths over none", row="depths", over="none"),
-        mdp("MDP at the deepest stage over none", row="deepest", over="none"),
         mdp("MDP at four depths over the deepest stage", row="depths", over="deepest"),
         mdp("MDP at four depths over plain layers of equal size", row="depths", over="plain"),
         Comparison(
@@ -148,6 +147,7 @@ def _adpo() -> tuple[Comparison, ...]:
     }
     language = partial(Comparison, file="preference_smollm2_looking", world="vague", row="ADPO", measure="type")
     people = partial(Comparison, file="preference_people", world="people", measure="type")
+    aligned = partial(Comparison, file="preference_smollm2_paraphrased", world="paraphrased", measure="type")
     beta = "anchor 3, beta 0.5"
     return (
         *(
@@ -169,9 +169,14 @@ def _adpo() -> tuple[Comparison, ...]:
         ),
         *(
             encoder["vague"](f"ADPO over {over}, ImageNet encoder: vague", over=over, measure="type")
-            for over in ("SFT", "SFT+", "DPO")
+            for over in ("SFT", "SFT+")
         ),
         *(language(f"ADPO over {over}, behind SmolLM2: vague", over=over) for over in ("SFT", "SFT+", "DPO")),
+        *(
+            aligned(f"ADPO over {over}, behind SmolLM2: paraphrased", row="ADPO", over=over)
+            for over in ("SFT", "SFT+", "DPO")
+        ),
+        aligned("ADPO with semantic filter over without, behind SmolLM2", row="ADPO, too_similar", over="ADPO"),
     )
 
 
