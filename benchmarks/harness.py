@@ -114,8 +114,12 @@ def question() -> str:
 
 def command() -> str:
     """Command line of the running script; folders of this machine are shortened to their last part."""
-    arguments = [Path(text).name if Path(text).is_absolute() else text for text in sys.argv[1:]]
-    return " ".join(["python", "-m", _module(), *arguments])
+    return " ".join(["python", "-m", _module(), *map(without_folder, sys.argv[1:])])
+
+
+def without_folder(value: Any) -> Any:
+    """A value of the command line; the last part of an absolute path, whose folders are those of this machine."""
+    return Path(value).name if isinstance(value, str | Path) and Path(value).is_absolute() else value
 
 
 def _module() -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import commit, report
+from benchmarks.harness import commit, report, without_folder
 from benchmarks.studies.readings import UNCHANGED, is_below, over_seeds, reading_of, spread, uses_images
 from lightning_idc.callbacks.compare_results import captions_of, facts_of
 from lightning_idc.callbacks.unchanged_control import UnchangedControl
@@ -322,7 +322,7 @@ def save_results(args: argparse.Namespace, worlds: Mapping[str, Study], *package
         worlds: studies by name.
         packages: distributions whose versions matter.
     """
-    settings = {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
+    settings = {name: without_folder(value) for name, value in vars(args).items() if name not in NOT_SETTINGS}
     for out, made in ((args.out, Study.as_dict), (args.part, Study.part)):
         if out:
             results = {"settings": settings, "worlds": {name: made(study) for name, study in worlds.items()}}
