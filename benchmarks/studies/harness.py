@@ -279,8 +279,13 @@ def test_captions(trainer: Any, captioner: PairCaptioner, data: PairDataModule) 
 
 def settings_key(args: argparse.Namespace) -> str:
     """Digest of the commit and of all settings that must be equal between parts."""
-    settings = {name: str(value) for name, value in vars(args).items() if name not in NOT_SETTINGS + VARIED}
+    settings = {name: str(value) for name, value in settings_of(args).items() if name not in VARIED}
     return fingerprint_of({"commit": commit(), "settings": settings})[:12]
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments that are settings of a study; files are named without their folders."""
+    return {name: without_folder(value) for name, value in vars(args).items() if name not in NOT_SETTINGS}
 
 
 def load_or_test(path: Path, make: Callable[[], Tested]) -> Tested:
@@ -322,10 +327,9 @@ def save_results(args: argparse.Namespace, worlds: Mapping[str, Study], *package
         worlds: studies by name.
         packages: distributions whose versions matter.
     """
-    settings = {name: without_folder(value) for name, value in vars(args).items() if name not in NOT_SETTINGS}
     for out, made in ((args.out, Study.as_dict), (args.part, Study.part)):
         if out:
-            results = {"settings": settings, "worlds": {name: made(study) for name, study in worlds.items()}}
+            results = {"settings": settings_of(args), "worlds": {name: made(study) for name, study in worlds.items()}}
             report(results, out, *packages, seeds=args.seeds, quiet=True)
 
 
